@@ -1,0 +1,1 @@
+"""The few names most people use."""

@@ -1,0 +1,164 @@
+"""What an array library contributes: leaves, destinations, results, extra node kinds.
+
+numpy is always there.  torch is a second one, loaded by its module's name and only when this
+process has imported torch or a caller asks for torch tensors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bcpformat.engine.memory import address_of
+from bcpformat.model.dtypes import DType, unpack_subbyte
+from bcpformat.model.leaves import LeafAdapter, NumpyAdapter
+from bcpformat.model.manifest import Node
+
+Cast: TypeAlias = bool | Literal["any"]
+"""False: no conversion; True: between floats, and to a wider type of the same kind; "any"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """A new array for a whole tensor.
+
+    Attributes:
+        value: The array, its elements not yet set.
+        address: Its first byte; contiguous; sub-byte elements packed.
+        after: Called once its bytes are there; returns the array to hand out, if not `value`.
+    """
+
+    value: Any  # Any: the array type of a library the core does not know
+    address: int
+    after: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where the elements of one template leaf are to be written.
+
+    Attributes:
+        dtype: Registry name of its elements, or the library's own where that has none.
+        shape: Shape in elements.
+        address: First byte of contiguous memory, 0 if there is none.
+        strided: Its elements as opaque ones, where they are not contiguous.
+        after: Called when all bytes are there: conversion, copy to a device.
+        refusal: Why it cannot be a destination; None if it can.
+        owner: Keeps the memory at `address` alive.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+    strided: npt.NDArray[np.generic] | None
+    after: Callable[[], None] | None
+    refusal: str | None = None
+    owner: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """One array library.
+
+    Attributes:
+        name: Its name.
+        adapters: Exact type of a leaf to its adapter.
+        encoders: Exact type of a value to the function that makes its node.
+        builders: Kind code of a node to the function that makes its value.
+        allocate: Makes an array of a data type and shape.
+        finish: Makes the leaf of a new array and the leaf's flags.
+        target: Describes a template leaf as a destination for elements of a saved data type.
+        world_size: Number of processes of the default process group, 1 without one.
+    """
+
+    name: str
+    adapters: Mapping[type, LeafAdapter]
+    encoders: Mapping[type, Callable[[Any], Node]] = field(default_factory=dict)
+    builders: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
+    allocate: Callable[[DType, tuple[int, ...]], Allocated]
+    finish: Callable[[Any, int], Any]
+    target: Callable[[object, Cast, DType], Target]
+    world_size: Callable[[], int] = lambda: 1
+
+
+def _numpy_allocate(dtype: DType, shape: tuple[int, ...]) -> Allocated:
+    array = np.empty(shape, dtype=dtype.numpy)
+    if dtype.bits >= 8:
+        return Allocated(value=array, address=address_of(array))
+    packed = np.empty(dtype.nbytes_of(array.size), dtype=np.uint8)
+
+    def after() -> npt.NDArray[np.generic]:
+        elements = unpack_subbyte(packed, bits=dtype.bits, numel=array.size)
+        return elements.view(dtype.numpy).reshape(shape)
+
+    return Allocated(value=array, address=address_of(packed), after=after)
+
+
+def _numpy_target(value: object, cast: Cast, saved: DType) -> Target:
+    assert isinstance(value, np.ndarray)
+    name = _numpy_name(value.dtype)
+    shape = tuple(value.shape)
+    refusal = None if value.flags.writeable else "it is read-only"
+    if any(n > 1 and s == 0 for n, s in zip(shape, value.strides, strict=True)):
+        refusal = "its elements share memory with one another"
+    native = value.dtype.newbyteorder("<") == value.dtype
+    if refusal is None and name == saved.name and native and saved.bits >= 8:
+        if value.flags.c_contiguous:
+            place = address_of(value)
+            return Target(dtype=name, shape=shape, address=place, strided=None, after=None)
+        view = value.view(saved.opaque)
+        return Target(dtype=name, shape=shape, address=0, strided=view, after=None)
+    if refusal is not None or (name != saved.name and not cast):
+        return Target(
+            dtype=name, shape=shape, address=0, strided=None, after=None, refusal=refusal
+        )
+    made = _numpy_allocate(saved, shape)
+
+    def after() -> None:
+        source = made.after() if made.after is not None else made.value
+        value[...] = source if name == saved.name else source.astype(value.dtype)
+
+    return Target(
+        dtype=name, shape=shape, address=made.address, strided=None, after=after, owner=made
+    )
+
+
+def _numpy_name(dtype: np.dtype[Any]) -> str:  # Any: the scalar type is not known before run time
+    try:
+        return DType.from_numpy(dtype).name
+    except ValueError:
+        return str(dtype)
+
+
+NUMPY = Framework(
+    name="numpy",
+    adapters={np.ndarray: NumpyAdapter(), np.memmap: NumpyAdapter()},
+    allocate=_numpy_allocate,
+    finish=lambda value, _flags: value,
+    target=_numpy_target,
+)
+
+
+def frameworks() -> list[Framework]:
+    """Return numpy, and torch if this process has imported it."""
+    return [NUMPY, load_torch()] if "torch" in sys.modules else [NUMPY]
+
+
+def torch_installed() -> bool:
+    """Return whether torch could be imported."""
+    return "torch" in sys.modules or importlib.util.find_spec("torch") is not None
+
+
+def load_torch() -> Framework:
+    """Import torch and return what it contributes."""
+    found: Framework = importlib.import_module("bcpformat.torch").FRAMEWORK
+    return found
+
+

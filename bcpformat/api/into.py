@@ -1,0 +1,362 @@
+"""Reads into a template: in place, strict, with one error that lists every difference."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bcpformat.api.framework import Cast, Framework, Target, frameworks
+from bcpformat.api.load import StateBuilder
+from bcpformat.api.mismatch import mismatch, mismatch_error, missing, prefix_hint, unexpected
+from bcpformat.api.selection import Filter, Rename, name_filter, name_map
+from bcpformat.model.state_walk import saved_leaves
+from bcpformat.engine.read import Destinations, TensorReader
+from bcpformat.errors import BcpError, Problem
+from bcpformat.model.dtypes import DType
+from bcpformat.model.leaves import PerRank
+from bcpformat.model.manifest import Node, ints
+from bcpformat.model.names import join, segment
+
+
+class Mismatches(list[Problem]):
+    """What `strict=False` returns: every difference, in the order of the template.
+
+    Attributes:
+        state: The state that was read into.
+    """
+
+    state: object = None
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One leaf of the template and where its value goes back to."""
+
+    name: str
+    value: Any  # Any: whatever the user put there
+    store: Callable[[object], None]
+
+
+@dataclass(slots=True)
+class _Want:
+    """A template tensor that will be filled."""
+
+    name: str
+    row: int
+    target: Target
+
+
+@dataclass(slots=True)
+class _Plan:
+    wants: list[_Want] = field(default_factory=list)
+    plain: list[tuple[_Slot, Node]] = field(default_factory=list)
+    ranks: list[tuple[_Slot, int]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    arrays: int = 0
+
+
+def _template(value: object, name: str, store: Callable[[object], None], out: list[_Slot]) -> None:
+    """List the leaves of a template; tuples are rebuilt by the `store` of their elements."""
+    kind = type(value)
+    if kind in (dict, OrderedDict) and value:
+        assert isinstance(value, dict)
+        for key, item in value.items():
+            _template(item, join(name, segment(key)), _item_store(value, key), out)
+    elif kind is list and value:
+        assert isinstance(value, list)
+        for position, item in enumerate(value):
+            _template(item, join(name, str(position)), _item_store(value, position), out)
+    elif kind is tuple and value:
+        assert isinstance(value, tuple)
+        items = list(value)
+
+        def rebuilt(position: int) -> Callable[[object], None]:
+            def put(item: object) -> None:
+                items[position] = item
+                store(tuple(items))
+
+            return put
+
+        for position, item in enumerate(value):
+            _template(item, join(name, str(position)), rebuilt(position), out)
+    else:
+        out.append(_Slot(name, value, store))
+
+
+def _item_store(container: Any, key: Any) -> Callable[[object], None]:  # Any: dict or list
+    def put(item: object) -> None:
+        container[key] = item
+
+    return put
+
+
+class TemplateReader:
+    """Reads one checkpoint into templates."""
+
+    def __init__(
+        self,
+        reader: TensorReader,
+        *,
+        chosen: Filter,
+        rename: Rename,
+        cast: Cast,
+        rank: int,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._reader = reader
+        self._take = name_filter(chosen)
+        self._renamed = name_map(rename)
+        self._cast: Cast = cast
+        self._rank = rank
+        self._progress = progress
+        self._libraries: dict[type, Framework] = {
+            kind: library for library in frameworks() for kind in library.adapters
+        }
+        self._builder = StateBuilder(reader, as_numpy=False)
+
+    def read(self, template: object, *, strict: bool) -> object:
+        """Fill a template and return it; with `strict` False return the differences.
+
+        Raises:
+            MismatchError: Something differs; nothing has been changed.
+            FormatError: Something does not verify; `.changed` names the destinations that
+                may have changed.
+        """
+        box: list[object] = [template]
+        slots: list[_Slot] = []
+        _template(template, "", _item_store(box, 0), slots)
+        saved = saved_leaves(self._reader.manifest.state)
+        plan = self._match(slots, saved)
+        extra = [n for n in saved if n not in plan.used and self._take(n)]
+        extra = [n for n in extra if not _covered(n, plan.used)]
+        problems = plan.problems + missing(plan.absent, saved) + unexpected(extra)
+        hint = prefix_hint(plan.absent, extra)
+        if problems and (strict or (plan.arrays and not plan.wants)):
+            if not strict:
+                hint = f"0 of {plan.arrays} tensors matched. {hint}"
+            raise mismatch_error(problems, hint)
+        self._fill(plan)
+        if strict:
+            return box[0]
+        result = Mismatches(problems)
+        result.state = box[0]
+        return result
+
+    def _match(self, slots: list[_Slot], saved: Mapping[str, Node]) -> _Plan:
+        plan = _Plan()
+        for slot in slots:
+            library = self._libraries.get(type(slot.value))
+            name = self._renamed(slot.name)
+            if not self._take(name):
+                continue
+            plan.arrays += library is not None
+            node = saved.get(name)
+            if node is None:
+                self._match_absent(plan, slot, name, saved)
+                continue
+            plan.used.add(name)
+            self._match_leaf(plan, slot, name, node, library)
+        self._check_overlaps(plan)
+        return plan
+
+    def _match_absent(
+        self, plan: _Plan, slot: _Slot, name: str, saved: Mapping[str, Node]
+    ) -> None:
+        """Note a leaf that the checkpoint lacks; an empty container needs nothing there."""
+        if isinstance(slot.value, (dict, list, tuple)) and not slot.value:
+            below = name + "/" if name else ""
+            if any(n.startswith(below) for n in saved):
+                text = f"the template has an empty {type(slot.value).__name__}, "
+                text += "the checkpoint has values below it; read them without a template"
+                plan.problems.append(mismatch(name, text))
+                plan.used.add(name)
+            return
+        plan.absent.append(name)
+
+    def _match_leaf(
+        self, plan: _Plan, slot: _Slot, name: str, node: Node, library: Framework | None
+    ) -> None:
+        row = _tensor_row(node)
+        per_rank = node[1] if isinstance(node, list) and node[0] == 19 else None
+        if isinstance(slot.value, PerRank) != (per_rank is not None):
+            have = "a per-rank value" if per_rank is not None else "one value for all ranks"
+            text = f"the checkpoint has {have}, the template has {_words(slot.value)}"
+            plan.problems.append(mismatch(name, text))
+        elif per_rank is not None:
+            assert isinstance(per_rank, int)
+            self._match_rank(plan, slot, name, per_rank)
+        elif (row is not None) != (library is not None):
+            have = "a tensor" if row is not None else "a plain value"
+            text = f"the checkpoint has {have}, the template has {_words(slot.value)}"
+            plan.problems.append(mismatch(name, text))
+        elif row is not None and library is not None:
+            self._match_tensor(plan, slot, name, row, library)
+        else:
+            plan.plain.append((slot, node))
+
+    def _match_rank(self, plan: _Plan, slot: _Slot, name: str, path: int) -> None:
+        table = self._reader.manifest.per_rank
+        rows = np.flatnonzero((table.path == path) & (table.rank == self._rank))
+        if len(rows):
+            plan.ranks.append((slot, int(rows[0])))
+            return
+        ranks = table.rank[table.path == path].tolist()
+        text = f"no value of rank {self._rank}; the checkpoint has those of ranks {ranks[:8]}"
+        plan.problems.append(mismatch(name, text))
+
+    def _match_tensor(
+        self, plan: _Plan, slot: _Slot, name: str, row: int, library: Framework
+    ) -> None:
+        table = self._reader.manifest.tensors
+        saved = DType.named(table.dtypes[row])
+        target = library.target(slot.value, self._cast, saved)
+        shape = table.shapes[row]
+        if target.refusal is not None:
+            text = f"cannot be a destination: {target.refusal}"
+        elif target.shape != shape:
+            text = f"shape {target.shape} in the template, {shape} in the checkpoint"
+        elif target.dtype != saved.name and not _may_cast(saved.name, target.dtype, self._cast):
+            text = f"dtype {target.dtype} in the template, {saved.name} in the checkpoint"
+            text += "; pass cast=" + ("True" if _may_cast(saved.name, target.dtype, True) else
+                                      "'any'") + " to convert"
+        else:
+            plan.wants.append(_Want(name, row, target))
+            return
+        plan.problems.append(mismatch(name, text))
+
+    def _check_overlaps(self, plan: _Plan) -> None:
+        """Refuse destinations that share memory but stand for different tensors."""
+        sizes = [self._nbytes(w.row) for w in plan.wants]
+        placed = [
+            (want.target.address, want.target.address + size, position)
+            for position, (want, size) in enumerate(zip(plan.wants, sizes, strict=True))
+            if want.target.address and size
+        ]
+        placed.sort()
+        dropped: set[int] = set()
+        reach, holder = 0, -1
+        for start, stop, position in placed:
+            if start < reach:
+                first, second = plan.wants[holder], plan.wants[position]
+                same = first.row == second.row and first.target.address == start
+                dropped.add(position)
+                if not (same and sizes[holder] == stop - start):
+                    text = f"shares memory with {first.name!r}, but the checkpoint has two "
+                    text += "different tensors; untie them in the template"
+                    plan.problems.append(mismatch(second.name, text))
+                continue
+            reach, holder = stop, position
+        plan.wants = [w for i, w in enumerate(plan.wants) if i not in dropped]
+
+    def _nbytes(self, row: int) -> int:
+        table = self._reader.manifest.tensors
+        numel = 1
+        for extent in table.shapes[row]:
+            numel *= extent
+        return DType.named(table.dtypes[row]).nbytes_of(numel)
+
+    def _fill(self, plan: _Plan) -> None:
+        """Read plain values, then elements, and only then put plain values in their places."""
+        changed: list[str] = []
+        try:
+            plain = [(slot, self._builder.build(node, _silent)) for slot, node in plan.plain]
+            rows = np.array([row for _, row in plan.ranks], dtype=np.int64)
+            ranks = self._builder.per_rank_rows(rows) if plan.ranks else []
+            wants = plan.wants
+            out = Destinations(
+                address=ints([w.target.address for w in wants]),
+                nbytes=ints([self._nbytes(w.row) for w in wants]),
+                strided={
+                    i: w.target.strided for i, w in enumerate(wants) if w.target.strided is not None
+                },
+                owners=[w.target for w in wants],
+            )
+            changed += [w.name for w in wants if w.target.after is None]
+            rows = ints([w.row for w in wants])
+            self._reader.read_tensors(rows, {}, out, progress=self._progress)
+            for want in wants:
+                if want.target.after is not None:
+                    changed.append(want.name)
+                    want.target.after()
+        except BcpError as error:
+            error.changed = tuple(changed)
+            if changed:
+                shown = ", ".join(repr(n) for n in changed[:5])
+                more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+                error.add_note(f"destinations that may have changed: {shown}{more}")
+            raise
+        for slot, value in plain:
+            slot.store(_kept(slot.value, value))
+        for (slot, _), value in zip(plan.ranks, ranks, strict=True):
+            slot.store(PerRank(value))
+
+
+def _silent(_nbytes: int) -> None:
+    """Show nothing."""
+
+
+def _kept(old: object, new: object) -> object:
+    """Return the template's own object with the new content where it can hold it."""
+    if type(old) is bytearray and type(new) is bytearray:
+        old[:] = new
+        return old
+    if type(old) is io.BytesIO and type(new) is io.BytesIO:
+        old.seek(0)
+        old.truncate()
+        old.write(new.getvalue())
+        old.seek(0)
+        return old
+    if type(old) is type(new) and isinstance(old, (dict, list)) and not old and not new:
+        return old
+    return new
+
+
+def _covered(name: str, used: set[str]) -> bool:
+    """Return whether a name lies below a leaf of the template that was already judged."""
+    at = name.rfind("/")
+    while at >= 0:
+        if name[:at] in used:
+            return True
+        at = name.rfind("/", 0, at)
+    return "" in used and name != ""
+
+
+def _tensor_row(node: Node) -> int | None:
+    if type(node) is int:
+        return node
+    if isinstance(node, list) and node[0] == 0:
+        row = node[1]
+        assert isinstance(row, int)
+        return row
+    return None
+
+
+def _words(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+_FLOAT_ORDER = ("float", "complex")
+
+
+def _may_cast(saved: str, wanted: str, cast: Cast) -> bool:
+    """Return whether a conversion is allowed: floats among floats, or wider of the same kind."""
+    if not cast:
+        return False
+    if cast == "any":
+        return True
+    try:
+        source, target = DType.named(saved), DType.named(wanted)
+    except BcpError:
+        return False
+    if source.kind == target.kind:
+        return source.kind in _FLOAT_ORDER or target.bits >= source.bits
+    return False
+
+

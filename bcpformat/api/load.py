@@ -1,0 +1,183 @@
+"""Whole reads: the state as it was, or the selected part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bcpformat.api.framework import NUMPY, Allocated, Framework, load_torch, torch_installed
+from bcpformat.api.selection import Filter, name_filter
+from bcpformat.engine.memory import address_of, copy
+from bcpformat.engine.read import Destinations, TensorReader
+from bcpformat.errors import ErrorCode, FormatError, InvalidArgumentError
+from bcpformat.model.dtypes import DType
+from bcpformat.model.leaves import FLAG_NUMPY, PerRankValues
+from bcpformat.model.manifest import Manifest, Node, ints
+from bcpformat.model.state_decode import decode_state, prune_state, state_leaves
+from bcpformat.model.user_types import default_types
+from bcpformat.wire import decode_document
+
+
+@dataclass(slots=True)
+class _Made:
+    """A tensor of the result before its elements are there."""
+
+    allocated: Allocated
+    library: Framework
+    leaves: list[tuple[int, Any]]  # Any: what `finish` made of it
+
+
+class StateBuilder:
+    """Makes the values of a state tree, and fills their elements with one planned read."""
+
+    def __init__(self, reader: TensorReader, *, as_numpy: bool) -> None:
+        self._reader = reader
+        self._manifest: Manifest = reader.manifest
+        self._torch = load_torch() if not as_numpy and torch_installed() else None
+
+    def whole(self, chosen: Filter, progress: Callable[[int], None]) -> object:
+        """Return the state, or the part of it that a filter selects."""
+        take = name_filter(chosen)
+        root = self._manifest.state if chosen is None else prune_state(self._manifest.state, take)
+        if root is None:
+            text = f"filter {chosen!r} selects none of the names of this checkpoint"
+            raise InvalidArgumentError(text, code=ErrorCode.MISMATCH)
+        return self.build(root, progress)
+
+    def build(self, root: Node, progress: Callable[[int], None]) -> object:
+        """Return the value of a node of the state, its tensors filled."""
+        tensors = self._allocate(root)
+        self._fill(tensors, progress)
+
+        def tensor(index: int, flags: int) -> object:
+            made = tensors[index, self._library(flags).name]
+            for known, leaf in made.leaves:
+                if known == flags:
+                    return leaf
+            leaf = made.library.finish(made.allocated.value, flags)
+            made.leaves.append((flags, leaf))
+            return leaf
+
+        return decode_state(
+            root,
+            tensor=tensor,
+            read_object=self.read_object,
+            per_rank=self.per_rank_values,
+            builders=self._torch.builders if self._torch is not None else {},
+            types=default_types(),
+        )
+
+    def _library(self, flags: int) -> Framework:
+        return NUMPY if self._torch is None or flags & FLAG_NUMPY else self._torch
+
+    def _allocate(self, root: Node) -> dict[tuple[int, str], _Made]:
+        table = self._manifest.tensors
+        wanted = {(index, self._library(flags).name): flags for _, index, flags in state_leaves(root)}
+        total = 0
+        for index, _ in wanted:
+            dtype = DType.named(table.dtypes[index])
+            numel = 1
+            for extent in table.shapes[index]:
+                numel *= extent
+            total += dtype.nbytes_of(numel)
+        self._reader.check_budget(total)
+        made = {}
+        for (index, name), flags in wanted.items():
+            library = self._library(flags)
+            dtype = DType.named(table.dtypes[index])
+            allocated = library.allocate(dtype, table.shapes[index])
+            made[index, name] = _Made(allocated=allocated, library=library, leaves=[])
+        return made
+
+    def _fill(
+        self, tensors: dict[tuple[int, str], _Made], progress: Callable[[int], None]
+    ) -> None:
+        table = self._manifest.tensors
+        rows = [index for index, _ in tensors]
+        sizes = []
+        for index in rows:
+            numel = 1
+            for extent in table.shapes[index]:
+                numel *= extent
+            sizes.append(DType.named(table.dtypes[index]).nbytes_of(numel))
+        made = list(tensors.values())
+        out = Destinations(
+            address=ints([m.allocated.address for m in made]),
+            nbytes=ints(sizes),
+            strided={},
+            owners=made,
+        )
+        self._reader.read_tensors(ints(rows), {}, out, progress=progress)
+        for entry in made:
+            if entry.allocated.after is not None:
+                value = entry.allocated.after()
+                entry.allocated = Allocated(value=value, address=0)
+
+    def read_object(self, row: int) -> bytes:
+        """Return the bytes of an object."""
+        found = self._manifest.objects[row]
+        (data,) = self._reader.read_ranges(
+            ints([found.run]), ints([found.offset_bytes]), ints([found.nbytes])
+        )
+        return data.tobytes()
+
+    def per_rank_values(self, path: int) -> PerRankValues:
+        """Return the values of all ranks at a per-rank node."""
+        table = self._manifest.per_rank
+        rows = np.flatnonzero(table.path == path)
+        ranks = table.rank[rows].tolist()
+        return PerRankValues(dict(zip(ranks, self.per_rank_rows(rows), strict=True)))
+
+    def per_rank_rows(self, rows: Any) -> list[object]:  # Any: an integer array
+        """Return the values of some rows of the per-rank table."""
+        table = self._manifest.per_rank
+        documents = self._reader.read_ranges(
+            table.run[rows], table.offset[rows], table.nbytes[rows]
+        )
+        return [self._decode_per_rank(data.tobytes()) for data in documents]
+
+    def _decode_per_rank(self, data: bytes) -> object:
+        node = decode_document(data, where="per-rank value")
+
+        def refuse(*_: object) -> object:
+            text = "a per-rank value refers to a tensor, an object or another per-rank value"
+            raise FormatError(text, code=ErrorCode.STATE)
+
+        return decode_state(
+            node,
+            tensor=refuse,
+            read_object=_refuse_object,
+            per_rank=refuse,
+            builders=self._torch.builders if self._torch is not None else {},
+            types=default_types(),
+            inline=self._inline,
+        )
+
+    def _inline(self, flags: int, dtype: str, shape: tuple[int, ...], data: bytes) -> object:
+        """Return a tensor that lies within a per-rank value."""
+        library = self._library(flags)
+        allocated = library.allocate(DType.named(dtype), shape)
+        if data:
+            copy(allocated.address, address_of(np.frombuffer(data, dtype=np.uint8)), len(data))
+        value = allocated.after() if allocated.after is not None else allocated.value
+        return library.finish(value, flags)
+
+
+def _refuse_object(_row: int) -> bytes:
+    raise FormatError("a per-rank value refers to an object", code=ErrorCode.STATE)
+
+
+def read_whole(
+    reader: TensorReader,
+    *,
+    chosen: Filter,
+    as_numpy: bool,
+    progress: Callable[[int], None],
+) -> object:
+    """Return the whole state, or what a filter selects of it."""
+    return StateBuilder(reader, as_numpy=as_numpy).whole(chosen, progress)
+
+

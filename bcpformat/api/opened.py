@@ -1,0 +1,349 @@
+"""Lazy access to one checkpoint: names, shapes, slices and maps, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import EllipsisType, TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bcpformat.api.into import TemplateReader
+from bcpformat.api.load import read_whole
+from bcpformat.api.save import Location, check_group
+from bcpformat.api.selection import Filter, Rename
+from bcpformat.engine.load import load_manifest
+from bcpformat.engine.memory import address_of
+from bcpformat.engine.options import ReadOptions
+from bcpformat.engine.read import Destinations, TensorReader
+from bcpformat.errors import InvalidArgumentError, StateError
+from bcpformat.model.checks import CODEC_RAW
+from bcpformat.model.dtypes import DType, unpack_subbyte
+from bcpformat.model.manifest import Manifest, Value, ints
+from bcpformat.model.region import Box
+from bcpformat.storage import open_store
+
+Index: TypeAlias = "int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]"
+Array: TypeAlias = npt.NDArray[Any]  # Any: the scalar type is the tensor's
+DEFAULT_READ = ReadOptions()
+
+
+class TensorView:
+    """One tensor of an open checkpoint; indexing reads the blocks it needs, verified.
+
+    Attributes:
+        name: Its name.
+        dtype: Registry name of its data type.
+        shape: Global shape in elements.
+    """
+
+    __slots__ = ("_checkpoint", "_row", "dtype", "name", "shape")
+
+    def __init__(self, checkpoint: Checkpoint, row: int, name: str) -> None:
+        table = checkpoint.manifest.tensors
+        self._checkpoint = checkpoint
+        self._row = row
+        self.name = name
+        self.dtype = table.dtypes[row]
+        self.shape = tuple(table.shapes[row])
+
+    @property
+    def nbytes(self) -> int:
+        """Raw bytes of all elements."""
+        return DType.named(self.dtype).nbytes_of(_numel(self.shape))
+
+    def __repr__(self) -> str:
+        return f"TensorView({self.name!r}, dtype={self.dtype!r}, shape={self.shape})"
+
+    def __getitem__(self, index: Index) -> Array:
+        """Return elements as a new numpy array, by numpy's rules for basic indexing.
+
+        Raises:
+            IndexError: The index does not fit the shape.
+            FormatError: A block that it needs does not verify.
+        """
+        box, rest = _bounding_box(index, self.shape)
+        return self._read(box)[rest]
+
+    def read(self) -> Array:
+        """Return all elements as a new numpy array."""
+        return self._read(Box.whole(self.shape))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        array = self.read()
+        return array if dtype is None else array.astype(dtype)
+
+    def _read(self, box: Box) -> Array:
+        dtype = DType.named(self.dtype)
+        reader = self._checkpoint.reader
+        nbytes = dtype.nbytes_of(box.numel)
+        reader.check_budget(nbytes)
+        data = np.empty(nbytes, dtype=np.uint8)
+        out = Destinations(
+            address=ints([address_of(data)]), nbytes=ints([nbytes]), strided={}, owners=[data]
+        )
+        if box.numel:
+            boxes = {} if box == Box.whole(self.shape) else {0: box}
+            reader.read_tensors(ints([self._row]), boxes, out, progress=_silent)
+        if dtype.bits < 8:
+            data = unpack_subbyte(data, bits=dtype.bits, numel=box.numel)
+        return data.view(dtype.numpy).reshape(box.shape)
+
+    def mmap(self) -> Array:
+        """Return the elements as a read-only view of the file, without a copy, **unverified**.
+
+        Call `verify` to check them.  The view is valid while the checkpoint is open and its
+        file is not changed.
+
+        Raises:
+            InvalidArgumentError: The tensor is not stored as one raw chunk, or the store has
+                no maps.
+        """
+        manifest, reader = self._checkpoint.manifest, self._checkpoint.reader
+        chunk = int(reader.index.first[self._row])
+        if int(manifest.tensors.chunks[self._row]) != 1:
+            text = f"{self.name!r} is stored in several chunks or none; read it instead"
+            raise InvalidArgumentError(text)
+        run = int(manifest.chunks.run[chunk])
+        dtype = DType.named(self.dtype)
+        if int(manifest.runs.codec[run]) != CODEC_RAW or dtype.bits < 8:
+            raise InvalidArgumentError(f"{self.name!r} is stored encoded; read it instead")
+        whole = reader.files.reader(int(manifest.runs.file[run])).map()
+        if whole is None:
+            raise InvalidArgumentError("this store cannot map objects; read the tensor instead")
+        start = int(manifest.runs.position[run]) + int(manifest.chunks.offset[chunk])
+        data = np.frombuffer(whole, dtype=np.uint8)[start : start + self.nbytes]
+        return data.view(dtype.numpy).reshape(self.shape)
+
+    def verify(self) -> None:
+        """Read and check all blocks that hold the tensor, without keeping them.
+
+        Raises:
+            FormatError: One does not verify.
+        """
+        reader = self._checkpoint.reader
+        pieces, blocks = reader.index.resolve(ints([self._row]), {})
+        plan = reader.plan(pieces, blocks)
+        if plan.tasks:
+            reader.for_each_task(
+                plan,
+                lambda task, stored, raw: _drop(
+                    reader.fetch(task, plan, blocks, stored, raw)
+                ),
+            )
+
+
+class Checkpoint(Mapping[str, TensorView]):
+    """An open checkpoint: a mapping from the names of its tensors to views.
+
+    Use it in a `with` statement.  Aliases are names too.
+
+    Attributes:
+        manifest: Everything the manifest says.
+
+    Example:
+        >>> import bcpformat, numpy
+        >>> store = bcpformat.MemoryStore()
+        >>> report = bcpformat.write(store, {"w": numpy.arange(6).reshape(2, 3)})
+        >>> with bcpformat.open(store) as ckpt:
+        ...     ckpt["w"].shape, ckpt["w"][1, :2]
+        ((2, 3), array([3, 4]))
+    """
+
+    def __init__(self, location: Location, *, options: ReadOptions = DEFAULT_READ) -> None:
+        self._store = open_store(location)
+        self.manifest: Manifest = load_manifest(self._store, limits=options.limits)
+        self._options = options
+        self._reader: TensorReader | None = TensorReader(self._store, self.manifest, options)
+        table = self.manifest.tensors
+        self._rows = {name: row for row, name in enumerate(table.names)}
+        for row, names in table.aliases.items():
+            self._rows |= dict.fromkeys(names, row)
+
+    @property
+    def reader(self) -> TensorReader:
+        """The engine's reader.
+
+        Raises:
+            StateError: The checkpoint is closed.
+        """
+        if self._reader is None:
+            raise StateError("this checkpoint is closed; open it again")
+        return self._reader
+
+    @property
+    def step(self) -> int | None:
+        """The training step, None if none was given."""
+        return self.manifest.step
+
+    @property
+    def user(self) -> Mapping[str, Value]:
+        """The user's own metadata."""
+        return self.manifest.user
+
+    def __getitem__(self, name: str) -> TensorView:
+        row = self._rows.get(name)
+        if row is None:
+            raise KeyError(f"no tensor is named {name!r}; there are {len(self._rows)} names")
+        return TensorView(self, row, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def state(self, *, filter: Filter = None, as_numpy: bool = True) -> object:  # noqa: A002
+        """Return the state with numpy arrays (or torch tensors) in it."""
+        return read_whole(self.reader, chosen=filter, as_numpy=as_numpy, progress=_silent)
+
+    def close(self) -> None:
+        """Close the data files; views made by `mmap` must not be used any more."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_checkpoint(location: Location, *, options: ReadOptions = DEFAULT_READ) -> Checkpoint:
+    """Open a checkpoint lazily: names, shapes and types now, elements when indexed.
+
+    Raises:
+        ObjectNotFoundError: There is no checkpoint (``E_NOT_COMMITTED``).
+        FormatError: Its manifest is damaged or breaks a rule.
+    """
+    return Checkpoint(location, options=options)
+
+
+def read(
+    location: Location,
+    *,
+    into: object = None,
+    filter: Filter = None,  # noqa: A002  # the word that users know
+    rename: Rename = None,
+    strict: bool = True,
+    cast: Any = False,  # Any: checked here: False, True or "any"
+    as_numpy: bool = False,
+    options: ReadOptions = DEFAULT_READ,
+    group: object = "auto",
+    progress: Callable[[int], None] | None = None,
+) -> Any:  # Any: whatever was written
+    """Read a checkpoint, every block verified.
+
+    Args:
+        location: A directory with a checkpoint, or a `Store`.
+        into: A template: its tensors are filled in place, its plain values replaced.
+        filter: Names to read (see `selection.Filter`); None reads all.
+        rename: From names of the template to names of the checkpoint.
+        strict: Raise one error with every difference before anything is changed; False reads
+            what fits and returns the differences as a list, whose `state` is the result.
+        cast: Convert data types: True among floats, and to wider integers; ``"any"`` always.
+        as_numpy: Return numpy arrays in place of torch tensors; only without `into`.
+        options: How to read.
+        group: ``"auto"`` or None: this process alone.
+        progress: Called with numbers of bytes as they are done, from any thread.
+
+    Returns:
+        The whole state with new tensors in host memory, or `into` itself.
+
+    Raises:
+        MismatchError: Template and checkpoint differ; nothing has been changed.
+        FormatError: Something does not verify; `.changed` names the destinations that may have
+            changed.
+        ObjectNotFoundError: There is no checkpoint, or a data file is missing.
+    """
+    check_group(group)
+    if cast not in (False, True, "any"):
+        raise InvalidArgumentError(f"cast must be False, True or 'any', got {cast!r}")
+    shown = progress if progress is not None else _silent
+    with Checkpoint(location, options=options) as opened:
+        if into is None:
+            if rename is not None or not strict or cast:
+                text = "rename, strict=False and cast describe a template; pass into="
+                raise InvalidArgumentError(text)
+            return read_whole(
+                opened.reader, chosen=filter, as_numpy=as_numpy, progress=shown
+            )
+        if as_numpy:
+            raise InvalidArgumentError("as_numpy has no meaning with into=")
+        reader = TemplateReader(
+            opened.reader, chosen=filter, rename=rename, cast=cast, rank=0, progress=shown
+        )
+        return reader.read(into, strict=strict)
+
+
+def _silent(_nbytes: int) -> None:
+    """Show nothing."""
+
+
+def _drop(_filled: object) -> None:
+    """Keep nothing."""
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    numel = 1
+    for extent in shape:
+        numel *= extent
+    return numel
+
+
+def _bounding_box(index: Index, shape: tuple[int, ...]) -> tuple[Box, tuple[Any, ...]]:
+    """Return the smallest box that holds an index, and the index to apply to that box.
+
+    Raises:
+        IndexError: The index does not fit the shape.
+    """
+    given = index if isinstance(index, tuple) else (index,)
+    for part in given:
+        if not (part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))):
+            text = f"only integers, slices, ... and None can index a tensor, got {part!r}"
+            raise IndexError(text)
+        if isinstance(part, (bool, np.bool_)):
+            raise IndexError("a bool cannot index a tensor; read it and index the array")
+    used = sum(part is not None and part is not Ellipsis for part in given)
+    if used > len(shape):
+        raise IndexError(f"{used} indices for a tensor with {len(shape)} axes")
+    if sum(part is Ellipsis for part in given) > 1:
+        raise IndexError("an index can have only one '...'")
+    full = [slice(None)] * (len(shape) - used)
+    if Ellipsis in given:
+        at = given.index(Ellipsis)
+        parts: list[Any] = [*given[:at], *full, *given[at + 1 :]]
+    else:
+        parts = [*given, *full]
+    origin, extent, rest = [], [], []
+    axis = 0
+    for part in parts:
+        if part is None:
+            rest.append(None)
+            continue
+        size = shape[axis]
+        if isinstance(part, slice):
+            steps = range(*part.indices(size))
+            low = min(steps[0], steps[-1]) if len(steps) else 0
+            high = max(steps[0], steps[-1]) + 1 if len(steps) else 0
+            stop = steps.stop - low if steps.step > 0 or steps.stop >= low else None
+            rest.append(slice(steps.start - low, stop, steps.step) if len(steps) else slice(0, 0))
+        else:
+            at = int(part) + (size if part < 0 else 0)
+            if not 0 <= at < size:
+                raise IndexError(f"index {part} is out of bounds for axis {axis} of size {size}")
+            low, high = at, at + 1
+            rest.append(0)
+        origin.append(low)
+        extent.append(high - low)
+        axis += 1
+    return Box(origin=tuple(origin), shape=tuple(extent)), tuple(rest)
+
+

@@ -1,0 +1,1 @@
+"""One block's raw bytes to stored bytes and back, and the digests of both."""

@@ -1,0 +1,1 @@
+"""Threads, buffers, encoding, writing, reading and commit: everything that acts."""

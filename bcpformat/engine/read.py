@@ -1,0 +1,443 @@
+"""From data files to destinations: read, verify, decode, copy (spec 13, steps 6 and 7)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bcpformat.codec.block import Codec, decode_block
+from bcpformat.codec.digest import block_digest
+from bcpformat.engine.memory import Bytes, address_of, byte_view, copy
+from bcpformat.engine.options import ReadOptions
+from bcpformat.engine.tables import DataFiles
+from bcpformat.errors import (
+    BcpError,
+    ChecksumError,
+    CoverageError,
+    ErrorCode,
+    FormatError,
+    LimitError,
+)
+from bcpformat.model.dtypes import DType, pack_subbyte, unpack_subbyte
+from bcpformat.model.limits import ALIGNMENT_BYTES
+from bcpformat.model.manifest import Ints, Manifest
+from bcpformat.model.region import Box
+from bcpformat.plan.pack import aligned
+from bcpformat.plan.resolve import (
+    Blocks,
+    ChunkIndex,
+    Pieces,
+    Task,
+    TaskPlan,
+    cut_tasks,
+    place_elements,
+)
+from bcpformat.storage.buffers import get_pool
+from bcpformat.storage.store import Store
+
+BUFFER_BYTES = 2**23
+READ_BYTES = BUFFER_BYTES - 2**20 - 2 * ALIGNMENT_BYTES
+"""A read ends with the block that passes this, so that blocks up to 1 MiB fit the buffer."""
+
+Progress: TypeAlias = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Destinations:
+    """Where the elements of wants go; columns of shape `(wants,)`.
+
+    Attributes:
+        address: First byte of a contiguous destination, 0 for one in `strided`.
+        nbytes: Bytes of the wanted elements.
+        strided: Want to its elements, of the opaque type and the shape of its box.
+        owners: Whatever keeps the memory alive.
+    """
+
+    address: Ints
+    nbytes: Ints
+    strided: Mapping[int, npt.NDArray[np.generic]]
+    owners: Sequence[object]
+
+
+@dataclass(frozen=True, slots=True)
+class BadBlock:
+    """A block that does not verify: where it is and why."""
+
+    run: int
+    index: int
+    error: BcpError
+
+
+class TensorReader:
+    """Reads parts of one checkpoint; safe to call from several threads."""
+
+    def __init__(self, store: Store, manifest: Manifest, options: ReadOptions) -> None:
+        self.manifest = manifest
+        self.files = DataFiles(store, manifest, limits=options.limits)
+        self.index = ChunkIndex(manifest)
+        self._options = options
+
+    def close(self) -> None:
+        """Close the data files."""
+        self.files.close()
+
+    def read_tensors(
+        self,
+        tensors: Ints,
+        boxes: Mapping[int, Box],
+        out: Destinations,
+        *,
+        progress: Progress,
+    ) -> None:
+        """Fill every destination, or raise.
+
+        Args:
+            tensors: Row of each want's tensor, shape `(wants,)`.
+            boxes: Want to its box; wants without one take the whole tensor.
+            out: The destinations.
+            progress: Called with numbers of bytes as they are done, from any thread.
+
+        Raises:
+            FormatError: Something does not verify; destinations may have changed.
+            StorageError: The store failed.
+        """
+        pieces, blocks = self.index.resolve(tensors, boxes)
+        sink = _Sink(self, tensors, boxes, pieces, out)
+        self._run(pieces, blocks, sink.place, sink.count, progress)
+        sink.finish()
+
+    def read_ranges(self, run: Ints, offset: Ints, nbytes: Ints) -> list[Bytes]:
+        """Return raw bytes of runs, one array for each row, verified."""
+        self.check_budget(int(nbytes.sum()))
+        out = [np.empty(n, dtype=np.uint8) for n in nbytes.tolist()]
+        address = [address_of(a) for a in out]
+        rows = np.arange(len(out), dtype=np.int64)
+        pieces = Pieces(
+            chunk=rows,
+            want=rows,
+            run=run,
+            offset=offset,
+            nbytes=nbytes,
+            target=np.zeros(len(out), dtype=np.int64),
+            regions={},
+        )
+        blocks = self.index.blocks_of(run, offset, offset + nbytes, self.manifest.runs)
+
+        def place(piece: int, source: int, skip: int, count: int) -> int:
+            copy(address[piece] + skip, source, count)
+            return count
+
+        self._run(pieces, blocks, place, lambda _pieces, _placed: None, lambda _: None)
+        return out
+
+    def check_budget(self, nbytes: int) -> None:
+        """Raise before an allocation that the budget does not allow.
+
+        Raises:
+            LimitError: Code ``E_BUDGET``.
+        """
+        budget = self._options.budget_bytes
+        if budget is None:
+            budget = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if nbytes > budget:
+            text = f"needs {nbytes} bytes, the budget is {budget}; read less or raise budget_bytes"
+            raise LimitError(text, code=ErrorCode.BUDGET)
+
+    def plan(self, pieces: Pieces, blocks: Blocks) -> TaskPlan:
+        """Return the reads that fetch the given blocks; loads the block tables they need."""
+        runs = self.manifest.runs
+        within = runs.position[blocks.run] + (blocks.index << runs.block_log2[blocks.run])
+        position, stored = within, blocks.raw.copy()
+        file = runs.file[blocks.run]
+        for number in np.unique(file).tolist():
+            table = self.files.table(number)
+            if table.lengths is None or table.ends is None:
+                continue
+            rows = np.flatnonzero(file == number)
+            run, at = blocks.run[rows], blocks.table[rows]
+            first = runs.block0[run]
+            before = table.ends[at] - table.lengths[at]
+            base = table.ends[first] - table.lengths[first]
+            stored[rows] = table.lengths[at]
+            position[rows] = runs.position[run] + before - base
+        return cut_tasks(
+            pieces, blocks, runs=runs, position=position, stored=stored, task_bytes=READ_BYTES
+        )
+
+    def _run(
+        self,
+        pieces: Pieces,
+        blocks: Blocks,
+        place: Callable[[int, int, int, int], int],
+        count: Callable[[Ints, list[int]], None],
+        progress: Progress,
+    ) -> None:
+        """Do all reads.
+
+        Args:
+            pieces: What is wanted.
+            blocks: The blocks it needs.
+            place: Gets a piece, an address, bytes to skip and a number of bytes; returns how many
+                bytes of the destination it wrote.
+            count: Gets pieces and what `place` returned for each, once a task is done.
+            progress: Called with numbers of bytes as they are done.
+        """
+        plan = self.plan(pieces, blocks)
+        if not plan.tasks:
+            return
+        columns = (plan.piece, plan.source, plan.skip, plan.nbytes)
+
+        def work(task: Task, stored: Bytes, raw: Bytes) -> None:
+            filled = self.fetch(task, plan, blocks, stored, raw)
+            base = address_of(filled)
+            rows = slice(*task.pairs)
+            placed = [
+                place(piece, base + source, skip, nbytes)
+                for piece, source, skip, nbytes in zip(
+                    *(c[rows].tolist() for c in columns), strict=True
+                )
+            ]
+            count(plan.piece[rows], placed)
+            progress(sum(placed))
+
+        self.for_each_task(plan, work)
+
+    def for_each_task(
+        self, plan: TaskPlan, work: Callable[[Task, Bytes, Bytes], None]
+    ) -> None:
+        """Call `work` for every task with two buffers that hold it, on several threads."""
+        threads = min(self._options.threads, len(plan.tasks))
+        size = max(max(task.raw_nbytes, task.stop - task.start) for task in plan.tasks)
+        size = aligned(size, ALIGNMENT_BYTES)
+        self.check_budget(2 * threads * size)
+        tasks = iter(plan.tasks)
+        lock = Lock()
+
+        def next_task() -> Task | None:
+            with lock:
+                return next(tasks, None)
+
+        half = max(size, BUFFER_BYTES)
+        pool = get_pool(threads, 2 * half)
+
+        def loop() -> None:
+            # one buffer for both halves: a thread that waits for a second one could wait for ever
+            with pool.borrow() as buffer:
+                stored, raw = buffer.array[:half], buffer.array[half:]
+                while (task := next_task()) is not None:
+                    work(task, stored, raw)
+
+        if threads == 1:
+            loop()
+            return
+        with ThreadPoolExecutor(threads, "bcp-read") as executor:
+            futures = [executor.submit(loop) for _ in range(threads)]
+            for future in futures:
+                future.result()
+
+    def fetch(
+        self, task: Task, plan: TaskPlan, blocks: Blocks, stored: Bytes, raw: Bytes
+    ) -> Bytes:
+        """Return the buffer that holds the task's raw bytes, verified.
+
+        Raises:
+            ChecksumError: A block's digest differs (``E_BLOCK_CHECKSUM``).
+            FormatError: A block does not decode (``E_BLOCK_ENCODING``), or the file ends early.
+        """
+        filled = self._load(task, plan, blocks, stored, raw)
+        if self._options.verify:
+            for bad in self.bad_blocks(task, plan, blocks, filled):
+                raise bad.error
+        return filled
+
+    def _load(
+        self, task: Task, plan: TaskPlan, blocks: Blocks, stored: Bytes, raw: Bytes
+    ) -> Bytes:
+        self.read_stored(task, stored)
+        if not task.encoded:
+            return stored
+        for row in range(*task.blocks):
+            self.decode(row, task, plan, blocks, stored, raw)
+        return raw
+
+    def read_stored(self, task: Task, stored: Bytes) -> None:
+        """Read the stored bytes of a task to the start of a buffer."""
+        reader = self.files.reader(task.file)
+        stop = aligned(task.stop, reader.alignment)
+        reader.read_into(task.start, stored[: stop - task.start])
+
+    def decode(
+        self, row: int, task: Task, plan: TaskPlan, blocks: Blocks, stored: Bytes, raw: Bytes
+    ) -> None:
+        """Decode one block of a task to its place in the raw buffer."""
+        at = int(plan.position[row]) - task.start
+        to = int(plan.raw_at[row])
+        run = int(blocks.run[row])
+        try:
+            decode_block(
+                stored[at : at + int(plan.stored[row])],
+                raw[to : to + int(blocks.raw[row])],
+                codec=Codec(int(self.manifest.runs.codec[run])),
+                item=int(self.manifest.runs.item[run]),
+            )
+        except FormatError as error:
+            raise FormatError(f"{self.where(row, blocks)}: {error}", code=error.code) from error
+
+    def bad_blocks(
+        self, task: Task, plan: TaskPlan, blocks: Blocks, filled: Bytes
+    ) -> Iterator[BadBlock]:
+        """Yield the blocks of a task whose raw bytes do not have their digest."""
+        rows = slice(*task.blocks)
+        expected = self.files.table(task.file).digests[blocks.table[rows]].tolist()
+        starts = plan.raw_at[rows].tolist()
+        sizes = blocks.raw[rows].tolist()
+        for row, (at, size, digest) in enumerate(zip(starts, sizes, expected, strict=True)):
+            found = block_digest(filled[at : at + size])
+            if found != digest:
+                number = task.blocks[0] + row
+                text = (
+                    f"{self.where(number, blocks)}: digest {found:016x}, "
+                    f"the block table says {digest:016x}"
+                )
+                error = ChecksumError(text, code=ErrorCode.BLOCK_CHECKSUM)
+                yield BadBlock(int(blocks.run[number]), int(blocks.index[number]), error)
+
+    def where(self, row: int, blocks: Blocks) -> str:
+        """Return words for the place of a block: file, position and the tensors in it."""
+        run, index = int(blocks.run[row]), int(blocks.index[row])
+        names = self.tenants(run, index)
+        shown = ", ".join(repr(n) for n in names[:3]) + (", ..." if len(names) > 3 else "")
+        file = int(self.manifest.runs.file[run])
+        return f"{self.files.key(file)}: block {index} of run {run} (holds {shown})"
+
+    def tenants(self, run: int, index: int) -> list[str]:
+        """Return the names of what has bytes in a block: tensors, objects, per-rank values."""
+        log2 = int(self.manifest.runs.block_log2[run])
+        low, high = index << log2, (index + 1) << log2
+        chunks = self.manifest.chunks
+        rows = np.flatnonzero(
+            (chunks.run == run)
+            & (chunks.offset < high)
+            & (chunks.offset + self.index.geometry.nbytes > low)
+        )
+        tensors = np.unique(self.index.geometry.tensor[rows]).tolist()
+        names = [self.manifest.tensors.names[t] for t in tensors]
+        names += [
+            o.name
+            for o in self.manifest.objects
+            if o.run == run and o.offset_bytes < high and o.offset_bytes + o.nbytes > low
+        ]
+        ranks = self.manifest.per_rank
+        inside = (ranks.run == run) & (ranks.offset < high) & (ranks.offset + ranks.nbytes > low)
+        names += [
+            f"per-rank value {int(ranks.path[r])} of rank {int(ranks.rank[r])}"
+            for r in np.flatnonzero(inside).tolist()
+        ]
+        return names
+
+
+class _Sink:
+    """Places pieces into destinations, and proves that every byte of them was written."""
+
+    def __init__(
+        self,
+        reader: TensorReader,
+        tensors: Ints,
+        boxes: Mapping[int, Box],
+        pieces: Pieces,
+        out: Destinations,
+    ) -> None:
+        self._reader = reader
+        self._tensors = tensors
+        self._boxes = boxes
+        self._pieces = pieces
+        self._out = out
+        self._written = np.zeros(len(tensors), dtype=np.int64)
+        self._lock = Lock()
+        self._want = pieces.want.tolist()
+        self._base = (out.address[pieces.want] + pieces.target).tolist()
+        self._simple = (pieces.target >= 0) & (out.address[pieces.want] != 0)
+        self._packed: dict[int, Bytes] = {}
+        bits = reader.index.bits[tensors][pieces.want] if len(pieces.want) else pieces.want
+        odd = np.unique(pieces.want[(bits < 8) & (pieces.target < 0)])
+        for piece in np.flatnonzero(np.isin(pieces.want, odd) & (bits < 8)).tolist():
+            whole = np.zeros(int(pieces.nbytes[piece]), dtype=np.uint8)
+            self._packed[piece] = whole
+            self._base[piece] = address_of(whole)
+            self._simple[piece] = True
+        self._simple_list = self._simple.tolist()
+
+    def count(self, pieces: Ints, placed: list[int]) -> None:
+        """Add to the bytes written of the wants of some pieces."""
+        with self._lock:
+            np.add.at(self._written, self._pieces.want[pieces], placed)
+
+    def place(self, piece: int, source: int, skip: int, nbytes: int) -> int:
+        """Copy `nbytes` of a piece, from its byte `skip` on, from an address."""
+        if self._simple_list[piece]:
+            copy(self._base[piece] + skip, source, nbytes)
+            return nbytes
+        want = self._want[piece]
+        chunk = int(self._pieces.chunk[piece])
+        region = self._pieces.regions.get(piece) or self._reader.index.region(chunk)
+        tensor = int(self._tensors[want])
+        wanted = self._box(want, tensor)
+        dtype = DType.named(self._reader.manifest.tensors.dtypes[tensor])
+        size = dtype.bits // 8
+        data = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(source))
+        elements = data.view(dtype.opaque)
+        target = self._out.strided.get(want)
+        if target is None:
+            memory = (ctypes.c_uint8 * int(self._out.nbytes[want])).from_address(
+                int(self._out.address[want])
+            )
+            target = np.ctypeslib.as_array(memory).view(dtype.opaque).reshape(wanted.shape)
+        return place_elements(region, elements, skip // size, wanted, target) * size
+
+    def finish(self) -> None:
+        """Unpack what needs it, and check that all of every destination was written.
+
+        Raises:
+            CoverageError: Some bytes were not.
+        """
+        for want in sorted({self._want[p] for p in self._packed}):
+            self._assemble(want)
+        whole = np.ones(len(self._tensors), dtype=np.bool_)
+        whole[[self._want[p] for p in self._packed]] = False
+        bad = whole & (self._written != self._out.nbytes)
+        if bad.any():
+            want = int(np.argmax(bad))
+            name = self._reader.manifest.tensors.names[int(self._tensors[want])]
+            text = f"tensor {name!r}: {int(self._written[want])} of the "
+            text += f"{int(self._out.nbytes[want])} bytes of its destination were written"
+            raise CoverageError(text, code=ErrorCode.COVERAGE)
+
+    def _box(self, want: int, tensor: int) -> Box:
+        box = self._boxes.get(want)
+        return box if box is not None else Box.whole(self._reader.manifest.tensors.shapes[tensor])
+
+    def _assemble(self, want: int) -> None:
+        """Put the chunks of a sub-byte want together, element by element."""
+        tensor = int(self._tensors[want])
+        bits = DType.named(self._reader.manifest.tensors.dtypes[tensor]).bits
+        wanted = self._box(want, tensor)
+        elements = np.zeros(wanted.shape, dtype=np.uint8)
+        copied = 0
+        for piece in [p for p in self._packed if self._want[p] == want]:
+            region = self._reader.index.region(int(self._pieces.chunk[piece]))
+            unpacked = unpack_subbyte(self._packed[piece], bits=bits, numel=region.count)
+            copied += place_elements(region, unpacked, 0, wanted, elements)
+        packed = pack_subbyte(byte_view(elements), bits=bits)
+        if copied != wanted.numel or len(packed) != int(self._out.nbytes[want]):
+            name = self._reader.manifest.tensors.names[tensor]
+            text = f"tensor {name!r}: {copied} of {wanted.numel} elements were written"
+            raise CoverageError(text, code=ErrorCode.COVERAGE)
+        copy(int(self._out.address[want]), address_of(packed), len(packed))

@@ -1,0 +1,142 @@
+"""Data files and their block tables: opened when needed, verified once (spec 5.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from bcpformat.codec.digest import document_digest
+from bcpformat.errors import ChecksumError, ErrorCode, FormatError, LimitError
+from bcpformat.model.checks import CODEC_RAW, block_counts
+from bcpformat.model.limits import Limits
+from bcpformat.model.manifest import DATA_PREFIX, FileRow, Ints, Manifest
+from bcpformat.storage.store import ObjectReader, Store
+
+DIRECT_BYTES = 2**26
+"""Data files from this size on are read past the page cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """A verified block table.
+
+    Attributes:
+        digests: XXH3-64 of each block's raw bytes, shape `(blocks,)`.
+        lengths: Stored length of each block, shape `(blocks,)`; None if no run is encoded.
+        ends: Sum of the stored lengths up to and with each block; None without lengths.
+    """
+
+    digests: npt.NDArray[np.uint64]
+    lengths: Ints | None
+    ends: Ints | None
+
+
+class DataFiles:
+    """The data files of one checkpoint; every method may be called from any thread."""
+
+    def __init__(self, store: Store, manifest: Manifest, *, limits: Limits) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._limits = limits
+        self._lock = Lock()
+        self._readers: dict[int, ObjectReader] = {}
+        self._tables: dict[int, BlockTable] = {}
+        self._bounds = np.searchsorted(manifest.runs.file, np.arange(len(manifest.files) + 1))
+
+    def key(self, file: int) -> str:
+        """Return the key of a file's object."""
+        return DATA_PREFIX + self._manifest.files[file].name
+
+    def runs(self, file: int) -> slice:
+        """Return the rows of a file's runs."""
+        return slice(int(self._bounds[file]), int(self._bounds[file + 1]))
+
+    def reader(self, file: int) -> ObjectReader:
+        """Return the opened file, its length checked.
+
+        Raises:
+            ObjectNotFoundError: It is missing.
+            FormatError: It is shorter (``E_TRUNCATED``) or longer (``E_FILE_LENGTH``) than its row.
+        """
+        with self._lock:
+            reader = self._readers.get(file)
+            if reader is None:
+                reader = self._open(file)
+                self._readers[file] = reader
+            return reader
+
+    def _open(self, file: int) -> ObjectReader:
+        row = self._manifest.files[file]
+        reader = self._store.open_reader(self.key(file), direct=row.nbytes >= DIRECT_BYTES)
+        if reader.nbytes != row.nbytes:
+            reader.close()
+            code = ErrorCode.TRUNCATED if reader.nbytes < row.nbytes else ErrorCode.FILE_LENGTH
+            text = f"{self.key(file)}: expected {row.nbytes} bytes, found {reader.nbytes}"
+            raise FormatError(text, code=code)
+        return reader
+
+    def table(self, file: int) -> BlockTable:
+        """Return a file's block table, verified.
+
+        Raises:
+            ChecksumError: Its digest differs from the file row's (``E_TABLE_CHECKSUM``).
+            FormatError: Its stored lengths break a rule (``E_TABLE``).
+        """
+        with self._lock:
+            table = self._tables.get(file)
+        if table is None:
+            self.reader(file)
+            table = self._read_table(file)
+            with self._lock:
+                self._tables[file] = table
+        return table
+
+    def _read_table(self, file: int) -> BlockTable:
+        row = self._manifest.files[file]
+        key = self.key(file)
+        if row.table_nbytes > self._limits.table_bytes:
+            text = f"{key}: block table of {row.table_nbytes} bytes, the limit is "
+            raise LimitError(text + str(self._limits.table_bytes), code=ErrorCode.LIMIT)
+        data = self._store.read(key, offset_bytes=row.table_bytes, nbytes=row.table_nbytes)
+        if len(data) != row.table_nbytes:
+            text = f"{key}: block table at {row.table_bytes} ends after {len(data)} bytes"
+            raise FormatError(text, code=ErrorCode.TRUNCATED)
+        found = document_digest(data)
+        if found != row.digest:
+            text = f"{key}: digest of the block table is {found.hex()}, the manifest says "
+            raise ChecksumError(text + row.digest.hex(), code=ErrorCode.TABLE_CHECKSUM)
+        digests = np.frombuffer(data, dtype="<u8", count=row.blocks)
+        if not row.lengths:
+            return BlockTable(digests=digests, lengths=None, ends=None)
+        lengths = np.frombuffer(data, dtype="<u4", offset=8 * row.blocks).astype(np.int64)
+        ends = np.cumsum(lengths)
+        self._check_lengths(file, row, lengths, ends)
+        return BlockTable(digests=digests, lengths=lengths, ends=ends)
+
+    def _check_lengths(self, file: int, row: FileRow, lengths: Ints, ends: Ints) -> None:
+        """Check BCP-DAT-006 for every run of a file."""
+        runs, rows = self._manifest.runs, self.runs(file)
+        counts = block_counts(runs)[rows]
+        first = runs.block0[rows]
+        stop = first + counts
+        stored = ends[stop - 1] - ends[first] + lengths[first]
+        run = np.repeat(np.arange(len(counts)), counts)
+        index = np.arange(len(run)) - (np.cumsum(counts) - counts)[run]
+        log2 = runs.block_log2[rows][run]
+        raw = np.minimum(np.int64(1) << log2, runs.raw[rows][run] - (index << log2))
+        mine = lengths[first[run] + index]
+        exact = runs.codec[rows][run] == CODEC_RAW
+        bad = (mine < 1) | (mine > raw) | (exact & (mine != raw))
+        if bad.any() or (stored != runs.stored[rows]).any():
+            text = f"{self.key(file)}: stored lengths of blocks do not agree with its runs"
+            raise FormatError(text, code=ErrorCode.TABLE)
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            for reader in self._readers.values():
+                reader.close()
+            self._readers.clear()

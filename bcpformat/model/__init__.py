@@ -1,0 +1,1 @@
+"""Values without I/O: regions, data types, the manifest, the state tree and their rules."""

@@ -1,0 +1,1 @@
+"""What third parties need to test against this package: stores, faults, strategies."""

@@ -1,0 +1,219 @@
+"""torch tensors as leaves, as destinations and as results; torch types as nodes of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bcpformat.api.framework import Allocated, Cast, Framework, Target
+from bcpformat.errors import ErrorCode, InvalidArgumentError
+from bcpformat.model.dtypes import DType
+from bcpformat.model.leaves import FLAG_PARAMETER, FLAG_REQUIRES_GRAD, TensorLeaf
+from bcpformat.torch.dtypes import (
+    DTYPE_NAMES,
+    OPAQUE,
+    PAIR_DTYPE,
+    TORCH_DTYPES,
+    logical_shape,
+)
+
+_CPU = torch.device("cpu")
+
+
+def _refuse(tensor: torch.Tensor, path: str, what: str) -> InvalidArgumentError:
+    text = f"{path!r}: {what} has no form in a checkpoint"
+    return InvalidArgumentError(text, code=ErrorCode.NO_FORM)
+
+
+class TorchAdapter:
+    """Shows torch tensors to the core as opaque elements (see `LeafAdapter`)."""
+
+    def describe(self, value: object, path: Callable[[], str]) -> TensorLeaf:
+        """Return what the core must know of a tensor.
+
+        Raises:
+            InvalidArgumentError: It is sparse, quantized, on the meta device, or of a type that
+                the registry lacks.
+        """
+        assert isinstance(value, torch.Tensor)
+        dtype = value.dtype
+        name = DTYPE_NAMES.get(dtype)
+        if name is None:
+            raise _refuse(value, path(), f"a tensor of {dtype}")
+        if value.layout is not torch.strided:
+            raise _refuse(value, path(), f"a tensor of layout {value.layout}; .to_dense() has, it")
+        flags = 0
+        if type(value) is not torch.Tensor:
+            flags = FLAG_PARAMETER
+        if value.requires_grad:
+            flags |= FLAG_REQUIRES_GRAD
+        shape = tuple(value.shape)
+        pointer = value.data_ptr()
+        address: int | None = None
+        alias: object = None
+        if value.is_contiguous():
+            if pointer:
+                alias = (pointer, dtype, shape)
+            if value.device == _CPU and not value.is_neg() and not value.is_conj():
+                address = pointer
+        else:
+            alias = (pointer, dtype, shape, value.stride(), value.is_neg(), value.is_conj())
+        if value.is_meta:
+            raise _refuse(value, path(), "a tensor on the meta device, which holds no elements,")
+        if dtype is PAIR_DTYPE:
+            shape = logical_shape(shape, dtype)
+        return TensorLeaf(
+            dtype=name,
+            shape=shape,
+            flags=flags,
+            alias_key=alias if 0 not in shape else None,
+            value=value,
+            adapter=self,
+            address=address,
+        )
+
+    def array(self, leaf: TensorLeaf) -> npt.NDArray[np.generic]:
+        """Return a tensor's elements as opaque numpy elements in host memory, any strides.
+
+        Sub-byte elements come packed, as bytes.
+        """
+        tensor = leaf.value
+        assert isinstance(tensor, torch.Tensor)
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+        return opaque_view(plain, DType.named(leaf.dtype))
+
+
+def opaque_view(tensor: torch.Tensor, dtype: DType) -> npt.NDArray[np.generic]:
+    """Return the elements of a CPU tensor as bits, sharing its memory."""
+    if tensor.dtype is PAIR_DTYPE:
+        return tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
+    if dtype.bits == 128:
+        return tensor.numpy().view(dtype.opaque)
+    return tensor.view(OPAQUE[dtype.bits // 8]).numpy().view(dtype.opaque)
+
+
+def _allocate(dtype: DType, shape: tuple[int, ...]) -> Allocated:
+    kind = TORCH_DTYPES.get(dtype.name)
+    if kind is None:
+        raise InvalidArgumentError(
+            f"torch has no type for {dtype.name}; read it with as_numpy=True",
+            code=ErrorCode.NO_FORM,
+        )
+    if kind is PAIR_DTYPE:
+        if not shape or shape[-1] % 2:
+            raise InvalidArgumentError(
+                f"torch keeps {dtype.name} in pairs, and the last axis of {shape} is odd; "
+                "read it with as_numpy=True",
+                code=ErrorCode.NO_FORM,
+            )
+        shape = (*shape[:-1], shape[-1] // 2)
+    try:
+        tensor = torch.empty(shape, dtype=kind)
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"torch cannot make a tensor of shape {shape}: {error}", code=ErrorCode.BUDGET
+        ) from error
+    return Allocated(value=tensor, address=tensor.data_ptr())
+
+
+def _finish(value: Any, flags: int) -> Any:  # Any: a tensor that `_allocate` made
+    if flags & FLAG_PARAMETER:
+        return torch.nn.Parameter(value, requires_grad=bool(flags & FLAG_REQUIRES_GRAD))
+    if flags & FLAG_REQUIRES_GRAD:
+        return value.detach().requires_grad_()
+    return value
+
+
+def _target(value: object, cast: Cast, saved: DType) -> Target:
+    """Return where the elements of a template tensor are to be written."""
+    assert isinstance(value, torch.Tensor)
+    name = DTYPE_NAMES.get(value.dtype, str(value.dtype))
+    shape = logical_shape(tuple(value.shape), value.dtype)
+    if name == saved.name and value.device == _CPU and not value.is_meta:
+        if value.is_contiguous() and not value.is_neg() and not value.is_conj():
+            pointer = value.data_ptr()
+            return Target(dtype=name, shape=shape, address=pointer, strided=None, after=None)
+        if _overlapping(value):
+            return Target(dtype=name, shape=shape, address=0, strided=None, after=None,
+                          refusal="its elements share memory with one another")
+        if saved.bits >= 8 and not value.is_neg() and not value.is_conj():
+            view = opaque_view(value.detach(), saved)
+            return Target(dtype=name, shape=shape, address=0, strided=view, after=None)
+    if value.is_meta:
+        return Target(dtype=name, shape=shape, address=0, strided=None, after=None,
+                      refusal="it is on the meta device and holds no memory")
+    return _through_host(value, name, shape, cast, saved)
+
+
+def _through_host(
+    value: torch.Tensor, name: str, shape: tuple[int, ...], cast: Cast, saved: DType
+) -> Target:
+    """Return a target that reads to host memory and then copies, converting if need be."""
+    if saved.name not in TORCH_DTYPES:
+        return Target(dtype=name, shape=shape, address=0, strided=None, after=None,
+                      refusal=f"torch has no type for {saved.name}")
+    if name != saved.name and (not cast or PAIR_DTYPE in (value.dtype, TORCH_DTYPES[saved.name])):
+        return Target(dtype=name, shape=shape, address=0, strided=None, after=None)
+    if _overlapping(value):
+        return Target(dtype=name, shape=shape, address=0, strided=None, after=None,
+                      refusal="its elements share memory with one another")
+    host = torch.empty(value.shape, dtype=TORCH_DTYPES[saved.name])
+
+    def after() -> None:
+        with torch.no_grad():
+            value.copy_(host)
+
+    return Target(
+        dtype=name, shape=shape, address=host.data_ptr(), strided=None, after=after, owner=host
+    )
+
+
+def _overlapping(value: torch.Tensor) -> bool:
+    """Return whether two elements of a tensor certainly share memory (an expanded axis)."""
+    return any(
+        stride == 0 and extent > 1
+        for stride, extent in zip(value.stride(), value.shape, strict=True)
+    )
+
+
+def _dtype_named(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise InvalidArgumentError(f"torch has no dtype {name!r}", code=ErrorCode.NO_FORM)
+    return found
+
+
+def _world_size() -> int:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return 1
+
+
+_ADAPTER = TorchAdapter()
+
+FRAMEWORK = Framework(
+    name="torch",
+    adapters={
+        torch.Tensor: _ADAPTER,
+        torch.nn.Parameter: _ADAPTER,
+    },
+    encoders={
+        torch.Size: lambda value: [14, *value],
+        torch.dtype: lambda value: [15, str(value).removeprefix("torch.")],
+        torch.device: lambda value: [16, str(value)],
+    },
+    builders={
+        14: torch.Size,
+        15: _dtype_named,
+        16: torch.device,
+    },
+    allocate=_allocate,
+    finish=_finish,
+    target=_target,
+    world_size=_world_size,
+)
