@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,11 @@ from bcpformat.api.selection import Filter, Rename, name_filter, name_map
 from bcpformat.model.state_walk import saved_leaves
 from bcpformat.engine.read import Destinations, TensorReader
 from bcpformat.errors import BcpError, Problem
+from bcpformat.model.checks import tensor_nbytes
 from bcpformat.model.dtypes import DType
 from bcpformat.model.leaves import PerRank
 from bcpformat.model.manifest import Node, ints
-from bcpformat.model.names import join, segment
+from bcpformat.model.names import segment
 
 
 class Mismatches(list[Problem]):
@@ -35,20 +36,22 @@ class Mismatches(list[Problem]):
 
 @dataclass(slots=True)
 class _Slot:
-    """One leaf of the template and where its value goes back to."""
+    """One leaf of the template and where its value goes back to: `container[key]`."""
 
     name: str
     value: Any  # Any: whatever the user put there
-    store: Callable[[object], None]
+    container: Any  # Any: a dict or list, by whatever keys
+    key: Any
 
 
 @dataclass(slots=True)
 class _Want:
-    """A template tensor that will be filled."""
+    """A template tensor that will be filled; `target` is None if `address` says it all."""
 
     name: str
     row: int
-    target: Target
+    address: int
+    target: Target | None
 
 
 @dataclass(slots=True)
@@ -62,39 +65,47 @@ class _Plan:
     arrays: int = 0
 
 
-def _template(value: object, name: str, store: Callable[[object], None], out: list[_Slot]) -> None:
-    """List the leaves of a template; tuples are rebuilt by the `store` of their elements."""
-    kind = type(value)
-    if kind in (dict, OrderedDict) and value:
-        assert isinstance(value, dict)
-        for key, item in value.items():
-            _template(item, join(name, segment(key)), _item_store(value, key), out)
-    elif kind is list and value:
-        assert isinstance(value, list)
-        for position, item in enumerate(value):
-            _template(item, join(name, str(position)), _item_store(value, position), out)
-    elif kind is tuple and value:
-        assert isinstance(value, tuple)
-        items = list(value)
+class _Template:
+    """The leaves of a template, and the tuples to rebuild from what was stored for them."""
 
-        def rebuilt(position: int) -> Callable[[object], None]:
-            def put(item: object) -> None:
-                items[position] = item
-                store(tuple(items))
+    def __init__(self, value: object) -> None:
+        self.top: list[object] = [value]
+        self.slots: list[_Slot] = []
+        self._tuples: list[tuple[list[object], Any, Any]] = []
+        self._collect("", value, self.top, 0)
 
-            return put
+    def _collect(self, name: str, value: object, container: Any, key: Any) -> None:
+        kind = type(value)
+        if kind in (dict, OrderedDict) and value:
+            items = value.items()  # type: ignore[attr-defined]  # a dict: looked at
+            self._below(name, ((segment(k), k, v) for k, v in items), value)
+        elif kind is list and value:
+            elements = enumerate(value)  # type: ignore[arg-type]  # a list: looked at
+            self._below(name, ((str(i), i, v) for i, v in elements), value)
+        elif kind is tuple and value:
+            items = list(value)  # type: ignore[call-overload]  # a tuple: looked at
+            self._tuples.append((items, container, key))
+            self._below(name, ((str(i), i, v) for i, v in enumerate(items)), items)
+        else:
+            self.slots.append(_Slot(name, value, container, key))
 
-        for position, item in enumerate(value):
-            _template(item, join(name, str(position)), rebuilt(position), out)
-    else:
-        out.append(_Slot(name, value, store))
+    def _below(self, name: str, items: Iterable[tuple[str, Any, Any]], container: Any) -> None:
+        prefix = name + "/" if name else ""
+        nested = (dict, list, tuple, OrderedDict)
+        append = self.slots.append
+        for part, key, value in items:
+            if type(value) in nested:
+                self._collect(prefix + part, value, container, key)
+            else:
+                append(_Slot(prefix + part, value, container, key))
 
-
-def _item_store(container: Any, key: Any) -> Callable[[object], None]:  # Any: dict or list
-    def put(item: object) -> None:
-        container[key] = item
-
-    return put
+    def rebuilt(self) -> object:
+        """Return the template after its leaves were stored, with new tuples where it has some."""
+        for items, container, key in reversed(self._tuples):
+            made = tuple(items)
+            if any(a is not b for a, b in zip(made, container[key], strict=True)):
+                container[key] = made
+        return self.top[0]
 
 
 class TemplateReader:
@@ -120,6 +131,7 @@ class TemplateReader:
             kind: library for library in frameworks() for kind in library.adapters
         }
         self._builder = StateBuilder(reader, as_numpy=False)
+        self._nbytes = tensor_nbytes(reader.manifest.tensors)
 
     def read(self, template: object, *, strict: bool) -> object:
         """Fill a template and return it; with `strict` False return the differences.
@@ -129,11 +141,9 @@ class TemplateReader:
             FormatError: Something does not verify; `.changed` names the destinations that
                 may have changed.
         """
-        box: list[object] = [template]
-        slots: list[_Slot] = []
-        _template(template, "", _item_store(box, 0), slots)
+        leaves = _Template(template)
         saved = saved_leaves(self._reader.manifest.state)
-        plan = self._match(slots, saved)
+        plan = self._match(leaves.slots, saved)
         extra = [n for n in saved if n not in plan.used and self._take(n)]
         extra = [n for n in extra if not _covered(n, plan.used)]
         problems = plan.problems + missing(plan.absent, saved) + unexpected(extra)
@@ -144,13 +154,15 @@ class TemplateReader:
             raise mismatch_error(problems, hint)
         self._fill(plan)
         if strict:
-            return box[0]
+            return leaves.rebuilt()
         result = Mismatches(problems)
-        result.state = box[0]
+        result.state = leaves.rebuilt()
         return result
 
     def _match(self, slots: list[_Slot], saved: Mapping[str, Node]) -> _Plan:
         plan = _Plan()
+        table = self._reader.manifest.tensors
+        dtypes, shapes = table.dtypes, table.shapes
         for slot in slots:
             library = self._libraries.get(type(slot.value))
             name = self._renamed(slot.name)
@@ -162,6 +174,11 @@ class TemplateReader:
                 self._match_absent(plan, slot, name, saved)
                 continue
             plan.used.add(name)
+            if library is not None and type(node) is int:
+                address = library.direct(slot.value, dtypes[node], shapes[node])
+                if address:
+                    plan.wants.append(_Want(name, node, address, None))
+                    continue
             self._match_leaf(plan, slot, name, node, library)
         self._check_overlaps(plan)
         return plan
@@ -227,40 +244,35 @@ class TemplateReader:
             text += "; pass cast=" + ("True" if _may_cast(saved.name, target.dtype, True) else
                                       "'any'") + " to convert"
         else:
-            plan.wants.append(_Want(name, row, target))
+            plan.wants.append(_Want(name, row, target.address, target))
             return
         plan.problems.append(mismatch(name, text))
 
     def _check_overlaps(self, plan: _Plan) -> None:
-        """Refuse destinations that share memory but stand for different tensors."""
-        sizes = [self._nbytes(w.row) for w in plan.wants]
-        placed = [
-            (want.target.address, want.target.address + size, position)
-            for position, (want, size) in enumerate(zip(plan.wants, sizes, strict=True))
-            if want.target.address and size
-        ]
-        placed.sort()
-        dropped: set[int] = set()
-        reach, holder = 0, -1
-        for start, stop, position in placed:
-            if start < reach:
-                first, second = plan.wants[holder], plan.wants[position]
-                same = first.row == second.row and first.target.address == start
-                dropped.add(position)
-                if not (same and sizes[holder] == stop - start):
-                    text = f"shares memory with {first.name!r}, but the checkpoint has two "
-                    text += "different tensors; untie them in the template"
-                    plan.problems.append(mismatch(second.name, text))
-                continue
-            reach, holder = stop, position
-        plan.wants = [w for i, w in enumerate(plan.wants) if i not in dropped]
+        """Refuse destinations that share memory but stand for different tensors.
 
-    def _nbytes(self, row: int) -> int:
-        table = self._reader.manifest.tensors
-        numel = 1
-        for extent in table.shapes[row]:
-            numel *= extent
-        return DType.named(table.dtypes[row]).nbytes_of(numel)
+        Destinations of one tensor that share all of it are one destination.
+        """
+        start = ints([w.address for w in plan.wants])
+        size = self._nbytes[ints([w.row for w in plan.wants])]
+        placed = np.flatnonzero((start != 0) & (size != 0))
+        placed = placed[np.argsort(start[placed], kind="stable")]
+        ends = start[placed] + size[placed]
+        if not (start[placed][1:] < np.maximum.accumulate(ends)[:-1]).any():
+            return
+        dropped: set[int] = set()
+        holder = -1
+        for position in placed.tolist():
+            if holder < 0 or start[position] >= start[holder] + size[holder]:
+                holder = position
+                continue
+            first, second = plan.wants[holder], plan.wants[position]
+            dropped.add(position)
+            if first.row != second.row or first.address != second.address:
+                text = f"shares memory with {first.name!r}, but the checkpoint has two "
+                text += "different tensors; untie them in the template"
+                plan.problems.append(mismatch(second.name, text))
+        plan.wants = [w for i, w in enumerate(plan.wants) if i not in dropped]
 
     def _fill(self, plan: _Plan) -> None:
         """Read plain values, then elements, and only then put plain values in their places."""
@@ -271,19 +283,22 @@ class TemplateReader:
             ranks = self._builder.per_rank_rows(rows) if plan.ranks else []
             wants = plan.wants
             out = Destinations(
-                address=ints([w.target.address for w in wants]),
-                nbytes=ints([self._nbytes(w.row) for w in wants]),
+                address=ints([w.address for w in wants]),
+                nbytes=self._nbytes[ints([w.row for w in wants])],
                 strided={
-                    i: w.target.strided for i, w in enumerate(wants) if w.target.strided is not None
+                    i: w.target.strided
+                    for i, w in enumerate(wants)
+                    if w.target is not None and w.target.strided is not None
                 },
-                owners=[w.target for w in wants],
+                owners=wants,
             )
-            changed += [w.name for w in wants if w.target.after is None]
+            later = [w for w in wants if w.target is not None and w.target.after is not None]
+            changed += [w.name for w in wants if w.target is None or w.target.after is None]
             rows = ints([w.row for w in wants])
             self._reader.read_tensors(rows, {}, out, progress=self._progress)
-            for want in wants:
-                if want.target.after is not None:
-                    changed.append(want.name)
+            for want in later:
+                changed.append(want.name)
+                if want.target is not None and want.target.after is not None:
                     want.target.after()
         except BcpError as error:
             error.changed = tuple(changed)
@@ -293,9 +308,9 @@ class TemplateReader:
                 error.add_note(f"destinations that may have changed: {shown}{more}")
             raise
         for slot, value in plain:
-            slot.store(_kept(slot.value, value))
+            slot.container[slot.key] = _kept(slot.value, value)
         for (slot, _), value in zip(plan.ranks, ranks, strict=True):
-            slot.store(PerRank(value))
+            slot.container[slot.key] = PerRank(value)
 
 
 def _silent(_nbytes: int) -> None:

@@ -13,6 +13,7 @@ from bcpformat.api.selection import Filter, name_filter
 from bcpformat.engine.memory import address_of, copy
 from bcpformat.engine.read import Destinations, TensorReader
 from bcpformat.errors import ErrorCode, FormatError, InvalidArgumentError
+from bcpformat.model.checks import tensor_nbytes
 from bcpformat.model.dtypes import DType
 from bcpformat.model.leaves import FLAG_NUMPY, PerRankValues
 from bcpformat.model.manifest import Manifest, Node, ints
@@ -36,6 +37,7 @@ class StateBuilder:
     def __init__(self, reader: TensorReader, *, as_numpy: bool) -> None:
         self._reader = reader
         self._manifest: Manifest = reader.manifest
+        self._nbytes = tensor_nbytes(self._manifest.tensors)
         self._torch = load_torch() if not as_numpy and torch_installed() else None
 
     def whole(self, chosen: Filter, progress: Callable[[int], None]) -> object:
@@ -75,15 +77,10 @@ class StateBuilder:
 
     def _allocate(self, root: Node) -> dict[tuple[int, str], _Made]:
         table = self._manifest.tensors
-        wanted = {(index, self._library(flags).name): flags for _, index, flags in state_leaves(root)}
-        total = 0
-        for index, _ in wanted:
-            dtype = DType.named(table.dtypes[index])
-            numel = 1
-            for extent in table.shapes[index]:
-                numel *= extent
-            total += dtype.nbytes_of(numel)
-        self._reader.check_budget(total)
+        wanted = {
+            (index, self._library(flags).name): flags for _, index, flags in state_leaves(root)
+        }
+        self._reader.check_budget(int(self._nbytes[ints([i for i, _ in wanted])].sum()))
         made = {}
         for (index, name), flags in wanted.items():
             library = self._library(flags)
@@ -95,22 +92,15 @@ class StateBuilder:
     def _fill(
         self, tensors: dict[tuple[int, str], _Made], progress: Callable[[int], None]
     ) -> None:
-        table = self._manifest.tensors
-        rows = [index for index, _ in tensors]
-        sizes = []
-        for index in rows:
-            numel = 1
-            for extent in table.shapes[index]:
-                numel *= extent
-            sizes.append(DType.named(table.dtypes[index]).nbytes_of(numel))
+        rows = ints([index for index, _ in tensors])
         made = list(tensors.values())
         out = Destinations(
             address=ints([m.allocated.address for m in made]),
-            nbytes=ints(sizes),
+            nbytes=self._nbytes[rows],
             strided={},
             owners=made,
         )
-        self._reader.read_tensors(ints(rows), {}, out, progress=progress)
+        self._reader.read_tensors(rows, {}, out, progress=progress)
         for entry in made:
             if entry.allocated.after is not None:
                 value = entry.allocated.after()

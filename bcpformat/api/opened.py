@@ -13,6 +13,7 @@ from bcpformat.api.into import TemplateReader
 from bcpformat.api.load import read_whole
 from bcpformat.api.save import Location, check_group
 from bcpformat.api.selection import Filter, Rename
+from bcpformat.engine.collector import paused_collector
 from bcpformat.engine.load import load_manifest
 from bcpformat.engine.memory import address_of
 from bcpformat.engine.options import ReadOptions
@@ -267,7 +268,7 @@ def read(
     if cast not in (False, True, "any"):
         raise InvalidArgumentError(f"cast must be False, True or 'any', got {cast!r}")
     shown = progress if progress is not None else _silent
-    with Checkpoint(location, options=options) as opened:
+    with paused_collector(), Checkpoint(location, options=options) as opened:
         if into is None:
             if rename is not None or not strict or cast:
                 text = "rename, strict=False and cast describe a template; pass into="

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from bcpformat.api.framework import frameworks
+from bcpformat.engine.collector import paused_collector
 from bcpformat.engine.options import WriteOptions
 from bcpformat.engine.write import WriteReport, save
 from bcpformat.errors import ErrorCode, InvalidArgumentError
@@ -88,14 +89,15 @@ def write(
         {'w': array([0., 1., 2., 3., 4., 5.]), 'epoch': 3}
     """
     check_group(group)
-    return save(
-        open_store(location),
-        encoded_state(state),
-        step=step,
-        rank=0,
-        options=options,
-        progress=progress if progress is not None else _silent,
-    )
+    with paused_collector():
+        return save(
+            open_store(location),
+            encoded_state(state),
+            step=step,
+            rank=0,
+            options=options,
+            progress=progress if progress is not None else _silent,
+        )
 
 
 def _silent(_nbytes: int) -> None:

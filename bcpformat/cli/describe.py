@@ -72,9 +72,7 @@ def describe(checkpoint: Checkpoint, location: str) -> Description:
     manifest = checkpoint.manifest
     items = list(state_items(manifest.state))
     tensors = _tensors(manifest)
-    objects = [
-        {"name": o.name, "bytes": o.nbytes, "media": o.media} for o in manifest.objects
-    ]
+    objects = [{"name": o.name, "bytes": o.nbytes, "media": o.media} for o in manifest.objects]
     per_rank = _per_rank(manifest, items)
     files = _files(manifest)
     keys = {MANIFEST_KEY, *(DATA_PREFIX + row.name for row in manifest.files)}
@@ -98,7 +96,7 @@ def describe(checkpoint: Checkpoint, location: str) -> Description:
 def describe_missing(location: str) -> Row:
     """Return what is at a place that holds no checkpoint."""
     store = open_store(location)
-    listed = [{"key": i.key, "bytes": i.nbytes} for i in store.list()]
+    listed: list[Row] = [{"key": i.key, "bytes": i.nbytes} for i in store.list()]
     below = sorted(
         row["key"].removesuffix(f"/{MANIFEST_KEY}")
         for row in listed
@@ -115,7 +113,11 @@ def describe_missing(location: str) -> Row:
         "is_checkpoint": False,
         "checkpoints": below,
         "leftovers": leftovers[:MAX_FOUND],
-        "found": listed[:MAX_FOUND],
+        "others": [
+            row
+            for row in listed
+            if row not in leftovers and not (prefixes and row["key"].startswith(prefixes))
+        ][:MAX_FOUND],
         "found_objects": len(listed),
     }
 

@@ -176,7 +176,7 @@ def _print_files(found: Description, style: Style) -> None:
 # Any: a JSON document.
 def _print_missing(missing: dict[str, Any]) -> None:
     print(f"not a checkpoint: {display(missing['location'])} has no manifest.bcp")
-    if not missing["found"]:
+    if not missing["found_objects"]:
         print("  there is nothing here")
     for row in missing["checkpoints"]:
         print(f"  a checkpoint is below it: {display(row)}")
@@ -184,10 +184,9 @@ def _print_missing(missing: dict[str, Any]) -> None:
         print("  data of attempts that did not commit, or whose manifest was deleted:")
         for row in missing["leftovers"]:
             print(f"  {human_bytes(row['bytes']):>10}  {display(row['key'])}")
-    others = [row for row in missing["found"] if row not in missing["leftovers"]]
-    if others:
+    if missing["others"]:
         print("  other files:")
-        for row in others:
+        for row in missing["others"]:
             print(f"  {human_bytes(row['bytes']):>10}  {display(row['key'])}")
 
 

@@ -60,8 +60,10 @@ def one_line(text: str) -> str:
     joined = lines[0] if lines else ""
     for line in lines[1:]:
         joined += (" " if joined.endswith((":", ";", ",")) else "; ") + line
-    return joined if joined.isprintable() else "".join(
-        c if c.isprintable() else display(c) for c in joined
+    return (
+        joined
+        if joined.isprintable()
+        else "".join(c if c.isprintable() else display(c) for c in joined)
     )
 
 

@@ -73,7 +73,9 @@ def _print_report(report: Report, location: str, style: Style) -> None:
         for name in report.damaged:
             print(f"  {display(name)}")
     if report.unreferenced:
-        print("not part of this checkpoint (left-overs of attempts that did not commit, or others):")
+        print(
+            "not part of this checkpoint (left-overs of attempts that did not commit, or others):"
+        )
         for key in report.unreferenced:
             print(f"  {display(key)}")
     size = f", {human_bytes(report.checked_bytes)} of data verified" if report.checked_bytes else ""
@@ -82,5 +84,3 @@ def _print_report(report: Report, location: str, style: Style) -> None:
     else:
         count = counted(len(report.problems), "problem")
         print(f"{style.bad('not valid')}: {display(location)} has {count}")
-
-

@@ -29,7 +29,7 @@ from bcpformat.errors import (
     error_for,
 )
 from bcpformat.model.checks import check_manifest, used_features
-from bcpformat.model.dtypes import DType
+from bcpformat.model.dtypes import DTYPES
 from bcpformat.model.limits import DEFAULT_LIMITS, MAX_INTEGER
 from bcpformat.model.manifest import (
     DATA_PREFIX,
@@ -201,7 +201,7 @@ def _gather(state: EncodedState) -> _Gathered:
     strided: dict[int, npt.NDArray[np.generic]] = {}
     owners: list[object] = []
     for leaf in state.leaves:
-        dtype = DType.named(leaf.dtype)
+        dtype = DTYPES[leaf.dtype]
         size = (prod(leaf.shape) * dtype.bits + 7) // 8
         chunks.append(1 if size else 0)
         if not size:

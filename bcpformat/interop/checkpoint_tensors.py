@@ -18,7 +18,7 @@ from bcpformat.model.manifest import Node, Value
 from bcpformat.model.names import join
 
 ALIASES_KEY = "bcpformat.aliases"
-"""In a safetensors file's metadata: a JSON map from names left out to the name with the elements."""
+"""In safetensors metadata: a JSON map from names left out to the name that has the elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bcpformat.api.load import read_whole
 from bcpformat.api.opened import Checkpoint
-from bcpformat.api.selection import Filter
+from bcpformat.api.selection import Filter, name_filter
 from bcpformat.errors import BcpError
 from bcpformat.interop.checkpoint_tensors import (
     Selected,
@@ -80,9 +80,7 @@ def export_safetensors(
         write_safetensors(path, tensors, metadata, progress=progress)
         files = [path]
     else:
-        files = write_shards(
-            path, tensors, metadata, max_bytes=max_shard_bytes, progress=progress
-        )
+        files = write_shards(path, tensors, metadata, max_bytes=max_shard_bytes, progress=progress)
     return Exported(
         tensors=len(tensors),
         nbytes=sum(t.nbytes for t in tensors),
@@ -105,13 +103,14 @@ def export_saved(
     state = read_whole(checkpoint.reader, chosen=chosen, as_numpy=False, progress=progress)
     with new_file(path) as file:
         saved.save_state(file.name, state)
-    table = checkpoint.manifest.tensors
+    take = name_filter(chosen)
+    names = [name for name in checkpoint.manifest.tensors.names if take(name)]
     lost = ["the checkpoint's user metadata"] if checkpoint.user else []
     if len(checkpoint.manifest.per_rank):
         lost.append("marks of per-rank values: they are dicts by rank")
     return Exported(
-        tensors=len(table),
-        nbytes=sum(checkpoint[name].nbytes for name in table.names),
+        tensors=len(names),
+        nbytes=sum(checkpoint[name].nbytes for name in names),
         files=[path],
         left_out=lost,
     )

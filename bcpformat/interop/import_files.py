@@ -107,9 +107,7 @@ def import_saved(
                 text = f"{path!r} is not a dict of names that no other shard has"
                 raise FormatError(text, code=ErrorCode.INDEX)
             state.update(part)
-    return write(
-        destination, state, step=step, options=options, group=None, progress=progress
-    )
+    return write(destination, state, step=step, options=options, group=None, progress=progress)
 
 
 def shards_of_index(index_path: str) -> list[str]:

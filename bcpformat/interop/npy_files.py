@@ -18,12 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from bcpformat.api.opened import Checkpoint, TensorView
-from bcpformat.errors import BcpError, ErrorCode, FormatError, ObjectNotFoundError
+from bcpformat.errors import BcpError, ErrorCode, FormatError, LimitError
 from bcpformat.interop.output import new_directory, new_file
 from bcpformat.interop.slices import SLICE_BYTES, as_bytes, row_major_indexes
 from bcpformat.model.dtypes import DType
 
 INDEX_NAME = "index.json"
+_NUMPY_TYPES = frozenset(
+    {
+        "bool",
+        *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    }
+)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _STEM_CHARACTERS = 100
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
@@ -104,8 +111,8 @@ def extract_npy(
         try:
             with new_file(os.path.join(folder, file_name)) as file:
                 _write_npy(file, view, progress)
-        except (FormatError, ObjectNotFoundError) as error:
-            if not skip_damaged:
+        except BcpError as error:
+            if not (skip_damaged and is_damage(error)):
                 raise
             damaged[view.name] = error
             continue
@@ -138,22 +145,26 @@ def extract_npy(
 def npy_type(dtype: str) -> np.dtype[Any]:  # Any: as `DType.numpy`
     """Return the numpy type a data type is stored as: its own, or integers of its bits."""
     found = DType.named(dtype)
-    if found.numpy.isbuiltin == 1 and found.numpy.kind in "biufc":
-        return found.numpy
-    return found.opaque
+    return found.numpy if dtype in _NUMPY_TYPES else found.opaque
 
 
 def check_whole(view: TensorView) -> BcpError | None:
     """Return why a tensor cannot be read, None if all of it verifies."""
     try:
         view.verify()
-    except FormatError as error:
-        return error
-    except ObjectNotFoundError as error:
-        if error.code is ErrorCode.IO:
+    except BcpError as error:
+        if not is_damage(error):
             raise
         return error
     return None
+
+
+def is_damage(error: BcpError) -> bool:
+    """Return whether an error says that bytes are wrong or gone, not that reading failed."""
+    if isinstance(error, LimitError):
+        return False
+    gone = (ErrorCode.FILE_MISSING, ErrorCode.FILE_TYPE)
+    return isinstance(error, FormatError) or error.code in gone
 
 
 def _write_npy(file: BinaryIO, view: TensorView, progress: Callable[[int], None]) -> None:
@@ -161,7 +172,7 @@ def _write_npy(file: BinaryIO, view: TensorView, progress: Callable[[int], None]
     header = {"descr": kind.str, "fortran_order": False, "shape": view.shape}
     np.lib.format.write_array_header_1_0(file, header)
     for part in _parts(view, kind):
-        file.write(part)
+        file.write(part.data)
         progress(part.size)
 
 

@@ -136,11 +136,11 @@ def write_safetensors(
 
 
 def _write_tensor(
-    write: Callable[[Bytes], object], tensor: Outgoing, progress: Callable[[int], None]
+    write: Callable[[memoryview], object], tensor: Outgoing, progress: Callable[[int], None]
 ) -> None:
     written = 0
     for part in _nonempty(tensor.slices()):
-        write(part)
+        write(part.data)
         written += part.size
         progress(part.size)
     if written != tensor.nbytes:

@@ -181,7 +181,9 @@ def check_exportable(name: str, dtype: str) -> None:
 
 def _parse_json(data: bytes, where: str) -> dict[str, object]:
     if not data.startswith(b"{"):
-        _fail(where, f"expected a header that begins with '{{', found {data[:8]!r}", ErrorCode.MAGIC)
+        _fail(
+            where, f"expected a header that begins with '{{', found {data[:8]!r}", ErrorCode.MAGIC
+        )
     try:
         # A text that begins with a brace is a map or an error.
         document: dict[str, object] = json.loads(
@@ -237,9 +239,7 @@ def _entry(name: str, row: object, where: str) -> Entry:
     if offsets[1] - offsets[0] != nbytes:
         text = f"{dtype.name} of shape {shape} takes {nbytes} bytes, data_offsets span "
         _fail(place, text + str(offsets[1] - offsets[0]), ErrorCode.RAW_LENGTH)
-    return Entry(
-        name=name, dtype=dtype.name, shape=shape, start_bytes=offsets[0], nbytes=nbytes
-    )
+    return Entry(name=name, dtype=dtype.name, shape=shape, start_bytes=offsets[0], nbytes=nbytes)
 
 
 def _integers(value: object, where: str, key: str) -> tuple[int, ...]:

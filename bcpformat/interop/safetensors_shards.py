@@ -119,9 +119,7 @@ def parse_size(text: str) -> int:
     return size
 
 
-def split_into_shards(
-    tensors: Sequence[Outgoing], *, max_bytes: int
-) -> list[list[Outgoing]]:
+def split_into_shards(tensors: Sequence[Outgoing], *, max_bytes: int) -> list[list[Outgoing]]:
     """Return the tensors in shards, in order; one larger than a shard has its own."""
     shards: list[list[Outgoing]] = [[]]
     filled = 0

@@ -16,9 +16,7 @@ from bcpformat.model.dtypes import DType, pack_subbyte
 SLICE_BYTES = 2**25
 
 
-def row_major_indexes(
-    shape: tuple[int, ...], *, max_elements: int
-) -> Iterator[tuple[slice, ...]]:
+def row_major_indexes(shape: tuple[int, ...], *, max_elements: int) -> Iterator[tuple[slice, ...]]:
     """Yield indexes that cover a shape in row-major order, each contiguous in it.
 
     Args:

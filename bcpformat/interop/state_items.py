@@ -140,8 +140,10 @@ def value_text(node: Node) -> str:
 
     Example:
         >>> value_text([2, 7]), value_text("text"), value_text([1])
-        ('7', "'text'", 'None')
+        ('7', "'text'", '')
     """
+    if node == [NONE]:
+        return ""  # its kind says it
     if isinstance(node, list) and node[0] in VALUES:
         kind, value = node[0], node[1] if len(node) > 1 else None
         if kind in (BYTEARRAY, BYTES_IO) and isinstance(value, bytes):

@@ -8,8 +8,9 @@ problem ends the list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -47,18 +48,31 @@ class ChunkGeometry:
 
 def tensor_dtypes(tensors: TensorTable) -> tuple[list[DType], Ints]:
     """Return the distinct data types of the table and each tensor's position in them."""
-    positions: dict[str, int] = {}
+    names = sorted(set(tensors.dtypes))
+    positions = {name: position for position, name in enumerate(names)}
     kinds = np.fromiter(
-        (positions.setdefault(name, len(positions)) for name in tensors.dtypes),
-        dtype=np.int64,
-        count=len(tensors),
+        map(positions.__getitem__, tensors.dtypes), dtype=np.int64, count=len(tensors)
     )
-    return [DType.named(name) for name in positions], kinds
+    return [DType.named(name) for name in names], kinds
+
+
+def tensor_nbytes(tensors: TensorTable) -> Ints:
+    """Return the raw bytes of each tensor as one chunk, shape `(tensors,)`."""
+    dtypes, kinds = tensor_dtypes(tensors)
+    if not dtypes:
+        return kinds
+    bits = np.array([d.bits for d in dtypes], dtype=np.int64)[kinds]
+    return (tensor_numels(tensors) * bits + 7) // 8
+
+
+def tensor_numels(tensors: TensorTable) -> Ints:
+    """Return the number of elements of each tensor, shape `(tensors,)`."""
+    return np.fromiter(map(prod, tensors.shapes), dtype=np.int64, count=len(tensors))
 
 
 def axis_rows(tensors: TensorTable) -> Ints:
     """Return where each chunk row's axes begin in `origin` and `extent`, shape `(rows + 1,)`."""
-    ndims = np.fromiter((len(s) for s in tensors.shapes), dtype=np.int64, count=len(tensors))
+    ndims = np.fromiter(map(len, tensors.shapes), dtype=np.int64, count=len(tensors))
     starts = np.zeros(int(tensors.chunks.sum()) + 1, dtype=np.int64)
     np.cumsum(np.repeat(ndims, tensors.chunks), out=starts[1:])
     return starts
@@ -80,9 +94,7 @@ def chunk_geometry(manifest: Manifest) -> ChunkGeometry:
     elif chunks.extent is not None:
         count = _products(chunks.extent, axis_rows(tensors))
     else:
-        count = np.fromiter(
-            (_product(s) for s in tensors.shapes), dtype=np.int64, count=len(tensors)
-        )[tensor]
+        count = tensor_numels(tensors)[tensor]
     chunk_bits = bits[tensor]
     # count * bits / 8 <= 2^53 (BCP-CNV-003), so count * bits stays below 2^56
     return ChunkGeometry(
@@ -131,13 +143,6 @@ def check_manifest(manifest: Manifest, *, limits: Limits) -> list[Problem]:
     )
     found += _check_per_rank_paths(manifest)
     return found
-
-
-def _product(shape: Sequence[int]) -> int:
-    product = 1
-    for extent in shape:
-        product *= extent
-    return product
 
 
 def _products(values: Ints, starts: Ints) -> Ints:

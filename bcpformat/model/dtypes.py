@@ -255,7 +255,7 @@ def pack_subbyte(values: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uin
     for lane in range(per_word):
         elements = flat[lane::per_word]
         words[: elements.size] |= (elements & ((1 << bits) - 1)).astype(np.uint32) << (bits * lane)
-    stream = words.view(np.uint8).reshape(-1, 4)[:, :word_bytes].reshape(-1)
+    stream = np.ascontiguousarray(words.view(np.uint8).reshape(-1, 4)[:, :word_bytes]).reshape(-1)
     return stream[: (flat.size * bits + 7) // 8]
 
 

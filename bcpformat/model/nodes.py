@@ -390,15 +390,8 @@ def _head(
 def describe(node: object) -> str:
     """Return what a node is in a few words, for a message."""
     if type(node) is list:
-        parts = [describe_flat(child) for child in node[:6]]
+        parts = ["array" if type(child) is list else describe(child) for child in node[:6]]
         return f"[{', '.join(parts)}{', ...' if len(node) > 6 else ''}]"
-    return describe_flat(node)
-
-
-def describe_flat(node: object) -> str:
-    """Return what a node is, without what it holds."""
     if type(node) is int:
         return str(node) if node.bit_length() <= 64 else "int"
-    return {str: "str", bytes: "bin", bool: "bool", list: "array", dict: "map"}.get(
-        type(node), type(node).__name__
-    )
+    return "bin" if type(node) is bytes else type(node).__name__

@@ -77,9 +77,7 @@ def decode_state(
         ...     per_rank=print, builders={}, types=TypeRegistry())
         {'lr': [1, True]}
     """
-    nodes.check_depth(root)
-    decoder = _Decoder(tensor, read_object, per_rank, builders, types, inline)
-    return decoder.value(root)
+    return _Decoder(tensor, read_object, per_rank, builders, types, inline).whole(root)
 
 
 class _Decoder:
@@ -116,6 +114,11 @@ class _Decoder:
         }
         for kind, build in builders.items():
             self._arrays[kind] = self._built(build, self._arrays[kind])
+
+    def whole(self, root: Node) -> object:
+        """Return the value of the node at the top."""
+        self._checked(nodes.check_depth, root)
+        return self.value(root)
 
     def value(self, node: Node) -> object:
         """Return the value of a node."""

@@ -55,9 +55,9 @@ class Path:
         if not keys:
             return ""
         if len(prefixes) == len(keys) and type(keys[-1]) is str and prefixes[-1] is not None:
-            name = prefixes[-1] + keys[-1]
-            if len(name) <= _SHORT and is_plain(keys[-1]):  # most leaves
-                return name
+            plain = prefixes[-1] + keys[-1]
+            if len(plain) <= _SHORT and is_plain(keys[-1]):  # most leaves
+                return plain
         for level in range(len(prefixes), len(keys)):
             name = _extended(prefixes[level - 1], keys[level - 1])
             prefixes.append(None if name is None else name + "/")

@@ -22,9 +22,11 @@ from bcpformat.torch.dtypes import (
 )
 
 _CPU = torch.device("cpu")
+_STRIDED = torch.strided
+_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
 
-def _refuse(tensor: torch.Tensor, path: str, what: str) -> InvalidArgumentError:
+def _refuse(path: str, what: str) -> InvalidArgumentError:
     text = f"{path!r}: {what} has no form in a checkpoint"
     return InvalidArgumentError(text, code=ErrorCode.NO_FORM)
 
@@ -43,38 +45,30 @@ class TorchAdapter:
         dtype = value.dtype
         name = DTYPE_NAMES.get(dtype)
         if name is None:
-            raise _refuse(value, path(), f"a tensor of {dtype}")
-        if value.layout is not torch.strided:
-            raise _refuse(value, path(), f"a tensor of layout {value.layout}; .to_dense() has, it")
-        flags = 0
-        if type(value) is not torch.Tensor:
-            flags = FLAG_PARAMETER
+            raise _refuse(path(), f"a tensor of {dtype}")
+        if value.layout is not _STRIDED:
+            raise _refuse(path(), f"a tensor of layout {value.layout}; .to_dense() has, it")
+        flags = FLAG_PARAMETER if type(value) is not torch.Tensor else 0
         if value.requires_grad:
             flags |= FLAG_REQUIRES_GRAD
         shape = tuple(value.shape)
         pointer = value.data_ptr()
+        plain = not value.is_neg() and not (dtype in _COMPLEX and value.is_conj())
         address: int | None = None
         alias: object = None
-        if value.is_contiguous():
-            if pointer:
-                alias = (pointer, dtype, shape)
-            if value.device == _CPU and not value.is_neg() and not value.is_conj():
+        if value.is_contiguous() and plain:
+            alias = (pointer, dtype, shape)
+            if value.is_cpu:
                 address = pointer
         else:
             alias = (pointer, dtype, shape, value.stride(), value.is_neg(), value.is_conj())
-        if value.is_meta:
-            raise _refuse(value, path(), "a tensor on the meta device, which holds no elements,")
+        if address is None and value.is_meta:
+            raise _refuse(path(), "a tensor on the meta device, which holds no elements,")
+        if 0 in shape:
+            alias = None
         if dtype is PAIR_DTYPE:
             shape = logical_shape(shape, dtype)
-        return TensorLeaf(
-            dtype=name,
-            shape=shape,
-            flags=flags,
-            alias_key=alias if 0 not in shape else None,
-            value=value,
-            adapter=self,
-            address=address,
-        )
+        return TensorLeaf(name, shape, flags, alias, value, self, address)
 
     def array(self, leaf: TensorLeaf) -> npt.NDArray[np.generic]:
         """Return a tensor's elements as opaque numpy elements in host memory, any strides.
@@ -112,7 +106,11 @@ def _allocate(dtype: DType, shape: tuple[int, ...]) -> Allocated:
             )
         shape = (*shape[:-1], shape[-1] // 2)
     try:
-        tensor = torch.empty(shape, dtype=kind)
+        if kind is torch.complex32:
+            # made as bits: torch warns of every new tensor of this type
+            tensor = torch.empty(shape, dtype=torch.int32).view(kind)
+        else:
+            tensor = torch.empty(shape, dtype=kind)
     except RuntimeError as error:
         raise InvalidArgumentError(
             f"torch cannot make a tensor of shape {shape}: {error}", code=ErrorCode.BUDGET
@@ -126,6 +124,22 @@ def _finish(value: Any, flags: int) -> Any:  # Any: a tensor that `_allocate` ma
     if flags & FLAG_REQUIRES_GRAD:
         return value.detach().requires_grad_()
     return value
+
+
+def _direct(value: object, dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the address of a template tensor that can be filled as it lies, else 0."""
+    assert isinstance(value, torch.Tensor)
+    if (
+        value.is_cpu
+        and DTYPE_NAMES.get(value.dtype) == dtype
+        and tuple(value.shape) == shape
+        and value.layout is _STRIDED
+        and value.is_contiguous()
+        and not value.is_neg()
+        and not (value.dtype in _COMPLEX and value.is_conj())
+    ):
+        return value.data_ptr()
+    return 0
 
 
 def _target(value: object, cast: Cast, saved: DType) -> Target:
@@ -214,6 +228,7 @@ FRAMEWORK = Framework(
     },
     allocate=_allocate,
     finish=_finish,
+    direct=_direct,
     target=_target,
     world_size=_world_size,
 )

@@ -46,7 +46,7 @@ def load_saved(path: str) -> Any:  # Any: whatever was saved
         raise InvalidArgumentError(text, code=ErrorCode.NO_FORM) from error
     except OSError as error:
         raise StorageError(f"cannot read {path!r}: {error.strerror or error}", key=path) from error
-    except Exception as error:  # noqa: BLE001  # a damaged pickle may raise anything
+    except Exception as error:  # a damaged pickle may raise anything
         text = f"{path!r} is not a file of torch.save, or is damaged: {_first_line(error)}"
         raise FormatError(text, code=ErrorCode.TYPE) from error
 

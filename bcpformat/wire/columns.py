@@ -95,12 +95,12 @@ def read_columns(
     require_type(document, dict, where)
     found = {}
     for name, packed in document.items():
-        place = f"{where} column {name!r}"
         column = columns.get(name)
         if column is None:
             if minor > MINOR:  # BCP-VER-001
                 continue
-            raise fault(ErrorCode.KEY_UNKNOWN, where, f"unknown column {name!r}")
+            raise fault(ErrorCode.KEY_UNKNOWN, where, f"unknown column {name[:80]!r}")
+        place = f"{where} column {name!r}"
         require_type(packed, bytes, place)
         dtype = np.dtype(column.code)
         expected = counts[name]

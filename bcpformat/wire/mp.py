@@ -118,7 +118,7 @@ def _conforms(value: object, max_depth: int) -> bool:
         if not types <= _TYPES:
             return False
         if int in types:
-            numbers = level if len(types) == 1 else [v for v in level if type(v) is int]
+            numbers = _of_type(int, level, types)
             if min(numbers) < 0 or max(numbers) > MAX_INTEGER:
                 return False
         if types.isdisjoint(_CONTAINERS):
@@ -126,12 +126,18 @@ def _conforms(value: object, max_depth: int) -> bool:
         depth += 1
         if depth > max_depth:
             return False
-        lists = [v for v in level if type(v) is list] if list in types else []
-        maps = [v for v in level if type(v) is dict] if dict in types else []
+        lists, maps = _of_type(list, level, types), _of_type(dict, level, types)
         if not all(map(_ascend, set(map(tuple, maps)))):
             return False
         level = list(chain(*lists, *map(dict.values, maps)))
     return True
+
+
+def _of_type(wanted: type, level: list[Any], types: set[type]) -> list[Any]:
+    """Return the values of a level of one type; `types` has those there are."""
+    if wanted not in types:
+        return []
+    return level if len(types) == 1 else [value for value in level if type(value) is wanted]
 
 
 def _ascend(keys: tuple[object, ...]) -> bool:

@@ -195,10 +195,10 @@ def _read(document: Value, *, minor: int, position_bytes: int) -> Root:
         require_ascending(needed[key], f"root key {key!r}")
     for feature in needed["require"]:
         if feature not in KNOWN_FEATURES:  # BCP-MAN-007
-            text = f"feature {feature!r} is required, this reader has {sorted(KNOWN_FEATURES)}"
+            text = f"feature {feature[:80]!r} is required, this reader has {sorted(KNOWN_FEATURES)}"
             raise fault(ErrorCode.FEATURE, "root key 'require'", text)
     if needed["digest"] != BLOCK_DIGEST:
-        text = f"digest must be {BLOCK_DIGEST!r}, found {needed['digest']!r}"
+        text = f"digest must be {BLOCK_DIGEST!r}, found {needed['digest'][:80]!r}"
         raise fault(ErrorCode.DIGEST, "root key 'digest'", text)
     sections = read_section_rows(needed["sections"], position_bytes=position_bytes, minor=minor)
     extra = {"ext": given["ext"]} if "ext" in given else {}

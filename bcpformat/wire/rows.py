@@ -60,6 +60,9 @@ _OBJECT_FIELDS = {
 }
 
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,95}\.bcd")
+_SHOWN = 120
+"""Characters of a text from a file that a message shows; more than any data type's name has."""
+
 _CONTROLS = bytes([*range(0x20), 0x7F])
 
 
@@ -122,14 +125,13 @@ def _files(value: Value, *, attempt_id: bytes, minor: int) -> tuple[FileRow, ...
             raise fault(ErrorCode.RANGE, f"files row {number} key 'unused'", text)
     for number, name in enumerate(needed["name"]):
         if not _FILE_NAME.fullmatch(name):  # BCP-FIL-002
-            text = f"file name {name!r} must match {_FILE_NAME.pattern}"
+            text = f"file name {name[:_SHOWN]!r} must match {_FILE_NAME.pattern}"
             raise fault(ErrorCode.FILE_NAME, f"files row {number}", text)
     require_ascending(needed["name"], "files")
     for number, unused in given["unused"].items():
         place = f"files row {number} key 'unused'"
-        positions = unused[::2]
-        if not _ascends(positions):
-            raise fault(ErrorCode.ORDER, place, f"positions must ascend, found {positions}")
+        if not _ascends(unused[::2]):
+            raise fault(ErrorCode.ORDER, place, "positions must ascend")
         if number not in given["attempt"]:  # BCP-MAN-016
             text = "ranges are unused, but the file is of the attempt that wrote the checkpoint"
             raise fault(ErrorCode.EXTENT_HOLE, place, text)
@@ -314,17 +316,19 @@ def _check_segments(segments: Sequence[list[Value]], where: str) -> None:
 
 def _check_names(names: Sequence[str], where: str) -> None:
     """Raise ``E_NAME`` for the first name that breaks BCP-MAN-020."""
-    text = "".join(names).encode()
+    encoded = "".join(names).encode()
     longest = max(map(len, names), default=0)
-    if len(text.translate(None, _CONTROLS)) == len(text) and 4 * longest <= MAX_NAME_BYTES:
+    if len(encoded.translate(None, _CONTROLS)) == len(encoded) and 4 * longest <= MAX_NAME_BYTES:
         return
     for name in names:
         nbytes = len(name.encode())
         if nbytes > MAX_NAME_BYTES:
-            text = f"a name has at most {MAX_NAME_BYTES} bytes, found {nbytes}: {name[:80]!r}..."
+            text = (
+                f"a name has at most {MAX_NAME_BYTES} bytes, found {nbytes}: {name[:_SHOWN]!r}..."
+            )
             raise fault(ErrorCode.NAME, where, text)
         if len(name.encode().translate(None, _CONTROLS)) < nbytes:
-            text = f"name {name[:80]!r} has a control character; names escape them"
+            text = f"name {name[:_SHOWN]!r} has a control character; names escape them"
             raise fault(ErrorCode.NAME, where, text)
 
 
@@ -335,13 +339,13 @@ def _check_elements(
     known: dict[str, DType] = {}
     for name in dict.fromkeys(dtypes):
         try:
-            known[name] = dtype_from_name(name)
+            known[name] = dtype_from_name(name[:_SHOWN])
         except UnsupportedError as error:
-            where = f"tensor {names[dtypes.index(name)]!r}"
+            where = f"tensor {names[dtypes.index(name)][:_SHOWN]!r}"
             raise fault(error.code, where, str(error)) from error
     for dtype, shape in dict.fromkeys(zip(dtypes, shapes, strict=True)):
         elements = prod(extent or 1 for extent in shape)
         if elements > MAX_INTEGER or elements * known[dtype].bits > 8 * MAX_INTEGER:
             row = list(zip(dtypes, shapes, strict=True)).index((dtype, shape))
             text = f"shape {list(shape)} of {dtype} has more than 2^53-1 elements or bytes"
-            raise fault(ErrorCode.OVERFLOW, f"tensor {names[row]!r}", text)
+            raise fault(ErrorCode.OVERFLOW, f"tensor {names[row][:_SHOWN]!r}", text)

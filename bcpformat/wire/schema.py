@@ -98,9 +98,7 @@ def _read(
     place: Callable[[int], str],
     minor: int,
 ) -> Rows:
-    if not set(map(type, rows)) <= {dict}:
-        for number, row in enumerate(rows):
-            require_type(row, dict, place(number))
+    _require_types(rows, dict, place)
     keys = set(chain.from_iterable(set(map(tuple, rows))))
     needed: dict[str, list[Any]] = {}
     given: dict[str, dict[int, Any]] = {}
@@ -125,6 +123,13 @@ def _read(
     return Rows(needed, given, unknown)
 
 
+def _require_types(values: list[Value], expected: type, place: Callable[[int], str]) -> None:
+    """Raise ``E_TYPE`` for the first value of another type."""
+    if not set(map(type, values)) <= {expected}:
+        index = next(i for i, value in enumerate(values) if type(value) is not expected)
+        require_type(values[index], expected, place(index))
+
+
 def _unknown(
     rows: list[dict[str, Value]],
     fields: Mapping[str, Field],
@@ -136,7 +141,7 @@ def _unknown(
     for number, row in enumerate(rows):
         extra = {key: value for key, value in row.items() if key not in fields}
         if extra and minor <= MINOR:
-            text = f"unknown key {next(iter(extra))!r}"
+            text = f"unknown key {next(iter(extra))[:80]!r}"
             raise fault(ErrorCode.KEY_UNKNOWN, place(number), text)
         if extra:
             unknown[number] = extra
@@ -162,29 +167,31 @@ class _Values:
     def check(self, field: Field) -> None:
         """Raise for the first value that breaks a rule of its field."""
         values = self.values
-        if not set(map(type, values)) <= {field.value_type}:
-            for index, value in enumerate(values):
-                require_type(value, field.value_type, self._where(index))
+        _require_types(values, field.value_type, self._where)
         if field.item_type is not None:
             items = set(map(type, chain.from_iterable(values)))
             if not items <= {field.item_type}:
-                for index, value in enumerate(values):
-                    for item in value:
-                        require_type(item, field.item_type, self._where(index))
+                index, item = next(
+                    (index, item)
+                    for index, value in enumerate(values)
+                    for item in value
+                    if type(item) is not field.item_type
+                )
+                require_type(item, field.item_type, self._where(index))
         least, lengths = field.least, field.lengths
         if least and min(values, default=least) < least:
-            self._refuse([value >= least for value in values], f"{least} or more")
+            index = next(i for i, value in enumerate(values) if value < least)
+            self._refuse(index, f"expected {least} or more, found {values[index]}")
         if lengths is not None and not all(n in lengths for n in set(map(len, values))):
-            rule = f"length {lengths[0]} to {lengths[-1]}"
-            self._refuse([len(value) in lengths for value in values], rule)
+            index = next(i for i, value in enumerate(values) if len(value) not in lengths)
+            text = f"expected length {lengths[0]} to {lengths[-1]}, found {len(values[index])}"
+            self._refuse(index, text)
         if field.default is not None and field.default in values:
             text = f"{field.default!r} is the default, so the key must be absent"
             index = values.index(field.default)
             raise fault(ErrorCode.MP_NONCANONICAL, self._where(index), text)
 
-    def _refuse(self, good: list[bool], rule: str) -> NoReturn:
-        index = good.index(False)
-        text = f"expected {rule}, found {self.values[index]!r:.80}"
+    def _refuse(self, index: int, text: str) -> NoReturn:
         raise fault(ErrorCode.RANGE, self._where(index), text)
 
     def _where(self, index: int) -> str:

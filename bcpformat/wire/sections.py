@@ -56,7 +56,7 @@ class SectionRow:
         return self.position_bytes + self.stored_bytes
 
     def __str__(self) -> str:
-        return f"section {self.kind!r} of {self.rows} rows from {self.first}"
+        return f"section {self.kind[:80]!r} of {self.rows} rows from {self.first}"
 
 
 def pack_document(raw: bytes, *, codec: Codec) -> bytes:
@@ -154,7 +154,7 @@ def _read_row(value: Any, position_bytes: int, where: str) -> SectionRow:
         text = f"a digest has {DOCUMENT_DIGEST_BYTES} bytes, found {len(digest)}"
         raise fault(ErrorCode.RANGE, where, text)
     if codec not in ("none", "zstd"):
-        raise fault(ErrorCode.CODEC, where, f"codec must be 'none' or 'zstd', found {codec!r}")
+        raise fault(ErrorCode.CODEC, where, f"codec must be 'none' or 'zstd', found {codec[:80]!r}")
     if stored != raw if codec == "none" else stored >= raw:
         text = f"{stored} stored and {raw} raw bytes do not fit codec {codec!r}"
         raise fault(ErrorCode.MANIFEST_ENCODING, where, text)
@@ -178,7 +178,9 @@ def _check_order(rows: Sequence[SectionRow], minor: int) -> None:
         if row.kind not in by_kind:
             if minor > MINOR:
                 continue
-            raise fault(ErrorCode.SECTION, "root sections", f"unknown section kind {row.kind!r}")
+            raise fault(
+                ErrorCode.SECTION, "root sections", f"unknown section kind {row.kind[:80]!r}"
+            )
         if KINDS.index(row.kind) < last:
             text = f"{row} comes after {KINDS[last]!r}; the order is {', '.join(KINDS)}"
             raise fault(ErrorCode.SECTION, "root sections", text)
@@ -194,5 +196,5 @@ def _check_order(rows: Sequence[SectionRow], minor: int) -> None:
                 raise fault(ErrorCode.SECTION, "root sections", text)
     state = by_kind["state"]
     if len(state) != 1 or state[0].rows != 1:
-        text = f"expected one section 'state' of one row, found {[str(row) for row in state]}"
+        text = f"expected one section 'state' of one row, found {len(state)}"
         raise fault(ErrorCode.SECTION, "root sections", text)

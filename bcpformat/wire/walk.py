@@ -134,7 +134,9 @@ class _Walker:
         encoded = bytes(self._take(length, start, kind))
         if parent.key_bytes is not None and encoded <= parent.key_bytes:
             relation = "is there twice" if encoded == parent.key_bytes else "does not ascend"
-            raise self._error(ErrorCode.MP_NONCANONICAL, start, f"map key {encoded!r} {relation}")
+            raise self._error(
+                ErrorCode.MP_NONCANONICAL, start, f"map key {encoded[:80]!r} {relation}"
+            )
         parent.key = self._text(encoded, start)
         parent.key_bytes = encoded
 

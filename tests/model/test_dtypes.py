@@ -187,3 +187,10 @@ def test_widths_without_a_type_are_not_packed(bits: int) -> None:
 def test_packed_bytes_of_another_length_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="3 elements of 4 bits take 2 bytes, got 3"):
         unpack_subbyte(np.zeros(3, np.uint8), 4, 3)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 6])
+def test_packed_elements_lie_without_gaps_in_memory(bits: int) -> None:
+    packed = pack_subbyte(np.arange(9, dtype=np.uint8) % 4, bits)
+
+    assert packed.flags.c_contiguous
