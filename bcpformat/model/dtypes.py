@@ -7,10 +7,11 @@ apart, and which numpy type shows them; nothing here converts a value.
 from __future__ import annotations
 
 import difflib
+import sys
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -33,10 +34,8 @@ class DType:
             element, or 1 for a sub-byte element.
         feature: The feature a checkpoint with this type must require, if any.
         kind: What the bits mean, for display and for casts.
-        numpy: The little-endian numpy type of an array of such elements.  A sub-byte element
-            takes one byte there.  ``complex32`` is an unstructured ``V4``, as numpy has no
-            such type: two float16, real then imaginary.
         opaque: The numpy type of the same width for copies that keep every bit.
+        is_extension: Whether `numpy` is a type of ml_dtypes.
 
     Example:
         >>> DType.named("bfloat16").nbytes_of(3)
@@ -48,8 +47,17 @@ class DType:
     item: int = field(compare=False)
     feature: str | None = field(compare=False)
     kind: Kind = field(compare=False)
-    numpy: NumpyDType = field(compare=False)
     opaque: NumpyDType = field(compare=False)
+    is_extension: bool = field(default=False, compare=False)
+
+    @property
+    def numpy(self) -> NumpyDType:
+        """The little-endian numpy type of an array of such elements.
+
+        A sub-byte element takes one byte there.  ``complex32`` is an unstructured ``V4``, as
+        numpy has no such type: two float16, real then imaginary.
+        """
+        return _numpy_type(self.name)
 
     @staticmethod
     def named(name: str) -> DType:
@@ -77,7 +85,7 @@ class DType:
             InvalidArgumentError: The registry has no type for it (`E_NO_FORM`): objects, text,
                 dates, structures, extended precision.
         """
-        found = _BY_NUMPY.get(dtype)
+        found = _by_numpy(with_extensions="ml_dtypes" in sys.modules).get(dtype)
         if found is None:
             raise InvalidArgumentError(
                 f"numpy dtype {str(dtype)!r} has no form in a checkpoint",
@@ -90,42 +98,70 @@ class DType:
         return (numel * self.bits + 7) // 8
 
 
+_CODES = {"complex32": "V4"}
+"""Name to numpy code where numpy does not know the name."""
+
+
+@cache
+def _numpy_type(name: str) -> NumpyDType:
+    """Return the numpy type of a data type.
+
+    ml_dtypes is imported for the first type of its own: that takes longer than all the rest.
+    """
+    if DTYPES[name].is_extension:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype("<" + np.dtype(_CODES.get(name, name)).str[1:])
+
+
+@cache
+def _by_numpy(*, with_extensions: bool) -> dict[NumpyDType, DType]:
+    """Return numpy type to data type; an array can have a type of ml_dtypes once that is loaded."""
+    found: dict[NumpyDType, DType] = {}
+    for dtype in DTYPES.values():
+        if with_extensions or not dtype.is_extension:
+            found[dtype.numpy] = found[dtype.numpy.newbyteorder(">")] = dtype
+    if with_extensions:
+        import ml_dtypes
+
+        if hasattr(ml_dtypes, "complex32"):  # older releases lack it
+            found[np.dtype(ml_dtypes.complex32)] = DTYPES["complex32"]
+    return found
+
+
 def _plain(name: str, kind: Kind, code: str) -> DType:
-    numpy = np.dtype("<" + code)
+    nbytes = np.dtype(code).itemsize
     return DType(
         name=name,
-        bits=numpy.itemsize * 8,
-        item=numpy.itemsize,
+        bits=nbytes * 8,
+        item=nbytes,
         feature=None,
         kind=kind,
-        numpy=numpy,
-        opaque=np.dtype(f"<u{numpy.itemsize}"),
+        opaque=np.dtype(f"<u{nbytes}"),
     )
 
 
-def _complex(name: str, numpy_code: str, opaque_code: str) -> DType:
-    numpy = np.dtype(numpy_code)
+def _complex(name: str, nbytes: int, opaque_code: str) -> DType:
     return DType(
         name=name,
-        bits=numpy.itemsize * 8,
-        item=numpy.itemsize // 2,
+        bits=nbytes * 8,
+        item=nbytes // 2,
         feature=None,
         kind="complex",
-        numpy=numpy,
         opaque=np.dtype(opaque_code),
     )
 
 
-def _exotic(name: str) -> DType:
-    numpy: NumpyDType = np.dtype(getattr(ml_dtypes, name))
+def _exotic(name: str, nbytes: int) -> DType:
     return DType(
         name=name,
-        bits=numpy.itemsize * 8,
-        item=numpy.itemsize,
+        bits=nbytes * 8,
+        item=nbytes,
         feature=None,
         kind="float",
-        numpy=numpy,
-        opaque=np.dtype(f"<u{numpy.itemsize}"),
+        opaque=np.dtype(f"<u{nbytes}"),
+        is_extension=True,
     )
 
 
@@ -136,8 +172,8 @@ def _subbyte(name: str, kind: Kind, bits: int) -> DType:
         item=1,
         feature="subbyte",
         kind=kind,
-        numpy=np.dtype(getattr(ml_dtypes, name)),
         opaque=np.dtype("u1"),
+        is_extension=True,
     )
 
 
@@ -156,15 +192,15 @@ DTYPES: dict[str, DType] = {
         _plain("float16", "float", "f2"),
         _plain("float32", "float", "f4"),
         _plain("float64", "float", "f8"),
-        _exotic("bfloat16"),
-        _exotic("float8_e4m3fn"),
-        _exotic("float8_e5m2"),
-        _exotic("float8_e4m3fnuz"),
-        _exotic("float8_e5m2fnuz"),
-        _exotic("float8_e8m0fnu"),
-        _complex("complex32", "V4", "<u4"),
-        _complex("complex64", "<c8", "<u8"),
-        _complex("complex128", "<c16", "V16"),
+        _exotic("bfloat16", 2),
+        _exotic("float8_e4m3fn", 1),
+        _exotic("float8_e5m2", 1),
+        _exotic("float8_e4m3fnuz", 1),
+        _exotic("float8_e5m2fnuz", 1),
+        _exotic("float8_e8m0fnu", 1),
+        _complex("complex32", 4, "<u4"),
+        _complex("complex64", 8, "<u8"),
+        _complex("complex128", 16, "V16"),
         _subbyte("int2", "int", 2),
         _subbyte("uint2", "uint", 2),
         _subbyte("int4", "int", 4),
@@ -175,14 +211,6 @@ DTYPES: dict[str, DType] = {
     )
 }
 """All data types by name, in the order of the registry."""
-
-_BY_NUMPY: dict[NumpyDType, DType] = {
-    key: dtype for dtype in DTYPES.values() for key in (dtype.numpy, dtype.numpy.newbyteorder(">"))
-} | {
-    np.dtype(getattr(ml_dtypes, name)): DTYPES[name]
-    for name in ("complex32",)
-    if hasattr(ml_dtypes, name)  # older releases lack it
-}
 
 _OTHER_NAMES = {
     "bf16": "bfloat16",

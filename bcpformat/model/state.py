@@ -24,7 +24,6 @@ from bcpformat.model.limits import MAX_INTEGER, OBJECT_THRESHOLD_BYTES
 from bcpformat.model.manifest import Node
 from bcpformat.model.names import MAX, METADATA, is_plain, join
 from bcpformat.model.state_values import (
-    SCALAR_TYPES,
     NodeEncoder,
     check_enter,
     check_leaf,
@@ -35,6 +34,7 @@ from bcpformat.model.state_values import (
     key_node,
     key_segment,
     refuse,
+    scalar_types,
     set_node,
     shown,
     str_node,
@@ -159,7 +159,7 @@ class _Encoder:
             TorchDevice: _append(lambda value: [nodes.TORCH_DEVICE, value.name]),
             UnknownType: self._unknown_type,
         }
-        self._handlers |= dict.fromkeys(SCALAR_TYPES, self._numpy_scalar)
+        self._handlers |= dict.fromkeys(scalar_types(), self._numpy_scalar)
         self._handlers |= {cls: _append(encode) for cls, encode in encoders.items()}
         tensor = self._inline_handler if inline else self._tensor_handler
         self._handlers |= {cls: tensor(adapter) for cls, adapter in adapters.items()}

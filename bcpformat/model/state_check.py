@@ -16,7 +16,7 @@ from bcpformat.errors import ErrorCode, FormatError, Problem
 from bcpformat.model import nodes
 from bcpformat.model.manifest import Node
 from bcpformat.model.names import shortened
-from bcpformat.model.state_walk import Path, children
+from bcpformat.model.state_walk import Path, children, plain_names
 
 A = TypeVar("A")
 
@@ -120,19 +120,21 @@ class _Checker:
     def check_counts(self, rows: _Rows, per_rank_paths: int) -> None:
         """Check that the nodes refer to every row, as often as the manifest says."""
         with suppress(_EnoughError):
-            for index, name in enumerate(rows.names):
-                expected = 1 + len(rows.aliases.get(index, ()))
-                found = rows.uses.get(index, 0)
-                if found != expected:
-                    text = (
-                        f"tensor {shortened(name)} has {expected} names, {found} leaves refer to it"
-                    )
-                    self._found(text)
+            if rows.aliases or len(rows.uses) != len(rows.names) or {*rows.uses.values()} - {1}:
+                self._check_uses(rows)
             if rows.ordinals < per_rank_paths:
                 text = f"path {per_rank_paths - 1} of the per-rank rows: the state has "
                 self._found(f"{text}{rows.ordinals} per-rank nodes", code=ErrorCode.INDEX)
             elif rows.ordinals > per_rank_paths:
                 text = f"{rows.ordinals} per-rank nodes, {per_rank_paths} of them have rows"
+                self._found(text)
+
+    def _check_uses(self, rows: _Rows) -> None:
+        for index, name in enumerate(rows.names):
+            expected = 1 + len(rows.aliases.get(index, ()))
+            found = rows.uses.get(index, 0)
+            if found != expected:
+                text = f"tensor {shortened(name)} has {expected} names, {found} leaves refer to it"
                 self._found(text)
 
     # ---- nodes that refer to rows ----------------------------------------------------------
@@ -232,8 +234,28 @@ class _Checker:
         if len(node) < start or (len(node) - start) % 2:
             form = "[6, key, value, ...]" if start == 1 else "[7, metadata, key, value, ...]"
             self._found(f"expected {form}, found {nodes.describe(node)}")
-        elif self._accept(nodes.check_keys, node[start::2]):
+        elif self._accept(nodes.check_keys, node[start::2]) and not self._all_leaves(node):
             self._children(node)
+
+    def _all_leaves(self, node: list[Node]) -> bool:
+        """Return whether all children of a dict are tensors named by their paths, and count them.
+
+        A dict of which this does not hold is walked over; this finds no problem itself.
+        """
+        rows, rest = self._rows, node[2::2]
+        if rows is None or node[0] != nodes.DICT or set(map(type, rest)) != {int}:
+            return False
+        leaves: list[int] = rest  # type: ignore[assignment]  # looked at
+        names = plain_names(self._path.name() if self._path.keys else None, node[1::2])
+        if names is None or min(leaves) < 0 or max(leaves) >= len(rows.names):
+            return False
+        fresh = dict.fromkeys(leaves, 1)
+        if len(fresh) != len(leaves) or not rows.uses.keys().isdisjoint(fresh):
+            return False
+        if names != list(map(rows.names.__getitem__, leaves)):
+            return False
+        rows.uses.update(fresh)
+        return True
 
     def _children(self, node: list[Node]) -> None:
         here = self._path.keys

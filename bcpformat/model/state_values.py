@@ -6,13 +6,14 @@ Part of encoding a state (spec 10): whatever needs no more than the value and wh
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from itertools import pairwise
 from math import prod
 from operator import itemgetter
 from typing import Any, Never, TypeAlias
 
-import ml_dtypes
 import numpy as np
 
 from bcpformat.errors import ErrorCode, InvalidArgumentError
@@ -122,15 +123,28 @@ _ELEMENTS: dict[type, NodeEncoder] = {
 }
 
 
-SCALAR_TYPES: frozenset[type] = frozenset(
-    {
-        *(dtype.numpy.type for dtype in DTYPES.values() if dtype.bits >= 8),
-        # C types that are the same as another one under a name of their own
-        *(np.intc, np.uintc, np.longlong, np.ulonglong),
-        getattr(ml_dtypes, "complex32", np.void),  # from 0.6 on
+def scalar_types() -> frozenset[type]:
+    """Return the types of numpy scalars, those of ml_dtypes once that is loaded.
+
+    Whether a `numpy.void` has a form depends on its dtype.
+    """
+    return _scalar_types(with_extensions="ml_dtypes" in sys.modules)
+
+
+@cache
+def _scalar_types(*, with_extensions: bool) -> frozenset[type]:
+    types = {
+        d.numpy.type
+        for d in DTYPES.values()
+        if d.bits >= 8 and (with_extensions or not d.is_extension)
     }
-)
-"""Types of numpy scalars; whether a `numpy.void` has a form depends on its dtype."""
+    # C types that are the same as another one under a name of their own
+    types |= {np.intc, np.uintc, np.longlong, np.ulonglong}
+    if with_extensions:
+        import ml_dtypes
+
+        types.add(getattr(ml_dtypes, "complex32", np.void))  # from 0.6 on
+    return frozenset(types)
 
 
 def shown(name: str) -> str:

@@ -103,6 +103,25 @@ def children(node: list[Node]) -> Iterable[tuple[Node | None, Node]]:
     return enumerate(node[1:])
 
 
+def plain_names(container: str | None, keys: list[Node]) -> list[str] | None:
+    """Return the names of a dict's children if all its keys are plain str, else None.
+
+    This is what most dicts with many children are, and several times faster than one at a time.
+
+    Args:
+        container: Name of the dict, None for the one at the top.
+        keys: Nodes of its keys.
+    """
+    if set(map(type, keys)) != {str}:
+        return None
+    texts: list[str] = keys  # type: ignore[assignment]  # looked at
+    prefix = "" if container is None else container + "/"
+    # none is empty, no character needs a look, and no name is near the limit
+    if not (all(texts) and is_plain("".join(texts)) and len(prefix) + len(max(texts, key=len)) < _SHORT):
+        return None
+    return list(map(prefix.__add__, texts))
+
+
 def state_leaves(root: Node) -> Iterator[tuple[str, int, int]]:
     """Yield name, row of `tensors` and flags of every tensor leaf, in state order.
 
@@ -212,17 +231,23 @@ def saved_leaves(root: Node) -> dict[str, Node]:
     """
     found: dict[str, Node] = {}
     characters = 0
-    for name, node in _nameable(root, Path()):
-        characters += len(name)
+    for names, children in _nameable(root, Path()):
+        characters += sum(map(len, names))
         if characters > _MOST_CHARACTERS:
             text = f"names of the state have more than {_MOST_CHARACTERS} characters together"
             raise LimitError(text, code=ErrorCode.LIMIT)
-        found[name] = node
+        found.update(zip(names, children, strict=True))
     return found
 
 
-def _nameable(node: Node, path: Path) -> Iterator[tuple[str, Node]]:
+def _nameable(node: Node, path: Path) -> Iterator[tuple[list[str], list[Node]]]:
+    """Yield names and their nodes, many at a time where they are children of one dict."""
     if type(node) is list and _has_children(node):
+        if node[0] == nodes.DICT and list not in set(map(type, node[2::2])):
+            names = plain_names(path.name() if path.keys else None, node[1::2])
+            if names is not None:
+                yield names, node[2::2]
+                return
         path.keys.append(None)
         for key, child in children(node):
             if key is not None:
@@ -230,4 +255,4 @@ def _nameable(node: Node, path: Path) -> Iterator[tuple[str, Node]]:
                 yield from _nameable(child, path)
         path.leave()
     elif (name := path.name()) is not None:
-        yield name, node
+        yield [name], [node]

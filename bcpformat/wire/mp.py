@@ -91,7 +91,8 @@ def _may_overallocate(data: bytes) -> bool:
     claim, and what looks like one in the bytes of something else.  Claims that msgpack itself
     refuses do not count.
     """
-    claims = 4 * len(data) + 2**16
+    # The bytes of indices and names look like claims of some ten times their number.
+    claims = 32 * len(data) + 2**16
     looks = MAX_LOOKS
     for tag, nbytes in ((b"\xdc", 2), (b"\xdd", 4)):
         position = data.find(tag)

@@ -39,7 +39,8 @@ def xxh128(data):  # spec 2: the low half first, both little-endian
 
 def read_file(path, kind):  # spec 4 and 5
     links = path.is_symlink() or (kind == 2 and path.parent.is_symlink())
-    check(path, E_NOT_COMMITTED=path.exists() or links, E_FILE_TYPE=path.is_file() and not links)
+    absent = "E_NOT_COMMITTED" if kind == 1 else "E_FILE_MISSING"
+    check(path, **{absent: path.exists() or links}, E_FILE_TYPE=path.is_file() and not links)
     data = path.read_bytes()
     check(path, E_TRUNCATED=len(data) >= 64, E_MAGIC=data[:8] == b"\x89BCP\r\n\x1a\n")
     *half, attempt, stored, raw, zero, digest = struct.unpack("<4H16s4Q", data[8:64])
@@ -65,7 +66,8 @@ def document(data):  # spec 6: encoding the value, its keys sorted, gives the sa
     def legal(value):
         if type(value) in (list, dict):
             return all(map(legal, value.values() if type(value) is dict else value))
-        return type(value) in (bool, str, bytes) or (type(value) is int and 0 <= value < 2**53)
+        check(repr(value), E_RANGE=type(value) is not int or value < 2**53)
+        return type(value) in (bool, str, bytes) or (type(value) is int and value >= 0)
 
     try:
         value = msgpack.unpackb(data, object_pairs_hook=lambda pairs: dict(sorted(pairs)))
@@ -117,12 +119,13 @@ def read_data(prefix, row, runs):  # spec 5.2: the raw bytes of each run of a fi
     check(name, E_TRUNCATED=len(data) >= end, E_FILE_LENGTH=len(data) == end)
     digest, coded = xxh128(data[table:]), any(run.codec for run in runs)
     check(name, E_ID=attempt == row["attempt"], E_TABLE_CHECKSUM=digest == row["digest"])
-    check(name, E_TABLE=row["lengths"] == coded, E_PADDING=not any(data[64:4096]))
-    parts = [(run.position, run.stored) for run in runs] + [(table, end - table)]
+    check(name, E_TABLE=row["lengths"] == coded or unused, E_PADDING=not any(data[64:4096]))
+    parts = [(table, end - table), *((run.position, run.stored) for run in runs)]
     check(name, E_ALIGN=not any(position % 4096 for position, _ in parts))
-    tile(name, data, 4096, 4096, parts + [*zip(unused[::2], unused[1::2], strict=True)])
+    tile(name, data, 4096, 4096, [*parts, *zip(unused[::2], unused[1::2], strict=True)])
     digests = struct.unpack_from(f"<{blocks}Q", data, table)
-    lengths = struct.unpack_from(f"<{blocks}I", data, table + 8 * blocks) if coded else ()
+    tail = data[table + 8 * blocks :]
+    lengths = struct.unpack(f"<{blocks}I", tail) if row["lengths"] else ()
     block = 0
     for run in runs:
         at, raw, last = run.position, b"", run.block0 + -(-run.raw >> run.block)
@@ -130,7 +133,7 @@ def read_data(prefix, row, runs):  # spec 5.2: the raw bytes of each run of a fi
         check(run, E_TABLE=last <= blocks)
         for block in range(run.block0, last):
             nbytes = min(1 << run.block, run.raw - len(raw))
-            stored = lengths[block] if coded else nbytes
+            stored = lengths[block] if lengths else nbytes
             check(run, E_TABLE=1 <= stored <= nbytes and (run.codec or stored == nbytes))
             part = decode(data[at : at + stored], nbytes, run)
             check(run, E_BLOCK_CHECKSUM=xxhash.xxh3_64_intdigest(part) == digests[block])
@@ -175,7 +178,9 @@ def read_manifest(path):  # spec 5.1 and 7.1: the root, and [(rows, value)] of t
     kinds = [KINDS.index(row[0]) for row in root["sections"]]
     check(path, E_SECTION=kinds == sorted(kinds) and kinds.count(KINDS.index("state")) == 1)
     for kind, first, rows, codec, stored, raw, digest in root["sections"]:
-        check(kind, E_SECTION=first == 32768 * len(found[kind]), E_CODEC=codec in ("none", "zstd"))
+        before = sum(count for count, _ in found[kind])  # all groups but the last are full
+        check(kind, E_SECTION=first == 32768 * len(found[kind]) == before and rows >= 1)
+        check(kind, E_CODEC=codec in ("none", "zstd"))
         found[kind].append((rows, part(at, stored, raw, digest, codec == "zstd")))
         at += stored
     check(path, E_LENGTH=at == len(data))
@@ -239,8 +244,11 @@ def read_all(prefix, root, found):
     features |= {"planes-zstd" for run in runs if run.codec == 2}
     check("root", E_FEATURE=root["require"] == sorted(features - {None}))
     places = [(run.file, run.position) for run in runs]
-    check("runs", E_ORDER=places == sorted(set(places)), E_CODEC=all(run.codec < 3 for run in runs))
-    check("runs", E_INDEX=all(run.file < len(files) for run in runs))
+    check("runs", E_ORDER=places == sorted(set(places)))
+    for run in runs:
+        check(run, E_INDEX=run.file < len(files), E_CODEC=run.codec < 2 + (run.item > 1))
+        check(run, E_RANGE=run.item in (1, 2, 4, 8) and 12 <= run.block <= 30)
+        check(run, E_RAW_LENGTH=1 <= run.stored <= run.raw and run.raw % run.item == 0)
     check("uses", E_INDEX=all(use[0] < len(runs) for use in uses))
     raws = []
     for index, row in enumerate(files):
@@ -249,7 +257,7 @@ def read_all(prefix, root, found):
             raws += read_data(prefix, file, [run for run in runs if run.file == index])
     for index, (run, raw) in enumerate(zip(runs, raws, strict=True)):
         mine = [use[1:] for use in uses if use[0] == index]
-        check(run, E_ITEM=all(item == run.item for _, _, item in mine))
+        check(run, E_EXTENT_HOLE=mine, E_ITEM=all(item == run.item for _, _, item in mine))
         check(run, E_ALIGN=all(offset % 64 == 0 for offset, _, _ in mine))
         tile(run, raw, 0, 64, [(offset, nbytes) for offset, nbytes, _ in mine])
 

@@ -93,11 +93,10 @@ class Content:
         files: for each data file, its runs.
         tensors: rows of the section, `chunks` given where it is not the default.
         chunks: (tensor, origin, extent, start, count, run, piece), in row order.
-        objects: rows without `run` and `offset`, with `place`: (run, piece).
+        objects: (name, run, piece).
         per_rank: (path, rank, run, piece).
         state: the root node.
         root: more keys of the root.
-        sections_zstd: whether sections are compressed where that helps.
     """
 
     state: object
@@ -244,6 +243,48 @@ def object_rows(content: Content, runs: list[Run]) -> list[dict[str, object]]:
         | {"nbytes": len(runs[run].pieces[piece])}
         for name, run, piece in content.objects
     ]
+
+
+def segment(key: object, inside: str = "") -> str:
+    """Return the segment of a name for a key (spec 11); `inside` holds "," within a tuple."""
+    if isinstance(key, bool):
+        return "%t" if key else "%f"
+    if isinstance(key, str):
+        special = "%/\x7f" + inside
+        escaped = (f"%{ord(c):02X}" if c in special or c < " " else c for c in key)
+        return "".join(escaped) or "%e"
+    assert isinstance(key, list)
+    if key[0] == 9:
+        return "%(" + ",".join(segment(part, ",") for part in key[1:]) + "%)"
+    return f"%i{key[1] if key[0] == 2 else int.from_bytes(key[1], 'little', signed=True)}"
+
+
+def references(node: object, path: str = "") -> Iterator[tuple[int, int, str]]:
+    """Yield (kind, row, name) of the nodes that refer to rows, in state order (spec 10 and 11).
+
+    The kinds are 0 for a tensor, 18 for an object, 19 for a per-rank value.
+    """
+
+    def below(part: str) -> str:
+        return f"{path}/{part}" if path else part
+
+    if isinstance(node, int) and not isinstance(node, bool):
+        yield 0, node, path
+    if not isinstance(node, list):
+        return
+    code, *rest = node
+    if code in (0, 18, 19):
+        yield code, rest[1] if code == 18 else rest[0], path
+    if code == 7:
+        yield from references(rest.pop(0), below("%m"))
+    if code in (6, 7):
+        for key, value in zip(rest[::2], rest[1::2], strict=True):
+            yield from references(value, below(segment(key)))
+    if code in (8, 9):
+        for position, value in enumerate(rest):
+            yield from references(value, below(str(position)))
+    if code == 20:
+        yield from references(rest[1], path)
 
 
 def write(prefix: Path, files: dict[str, bytes]) -> Path:
