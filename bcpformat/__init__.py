@@ -37,7 +37,7 @@ from bcpformat.model.user_types import register_type
 from bcpformat.storage import LocalStore, MemoryStore, Store
 from bcpformat.validate import Report
 
-open = open_checkpoint  # noqa: A001  # the name that users know
+open = open_checkpoint  # the name that users know
 
 __all__ = [
     "BcpError",

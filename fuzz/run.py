@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import atheris
 
@@ -91,10 +92,8 @@ def damaged(data: bytes, original: bytes) -> bytes:
 def decode(data: bytes) -> None:
     """Decode bytes as a manifest, with checksums mended so that rules behind them are reached."""
     for manifest in (data, mend(data)):
-        try:
+        with suppress(bcpformat.BcpError):
             load_manifest(store_with(manifest, {}), limits=LIMITS)
-        except bcpformat.BcpError:
-            pass
 
 
 def read(data: bytes) -> None:
@@ -148,7 +147,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bcpformat-fuzz-") as folder:
         for number, data in enumerate(corpus()):
             (Path(folder) / f"seed-{number}").write_bytes(data)
-        flags = [f"-max_total_time={seconds}", "-timeout=20", "-rss_limit_mb=4096", "-max_len=65536"]
+        flags = [
+            f"-max_total_time={seconds}",
+            "-timeout=20",
+            "-rss_limit_mb=4096",
+            "-max_len=65536",
+        ]
         atheris.Setup([sys.argv[0], *flags, *sys.argv[1:], folder], one)
         atheris.Fuzz()
 

@@ -16,13 +16,15 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from bcpformat.api.overlap import Memory, is_folded
 from bcpformat.engine.memory import address_of
 from bcpformat.model.dtypes import DTYPES, DType, unpack_subbyte
 from bcpformat.model.leaves import LeafAdapter, NumpyAdapter
 from bcpformat.model.manifest import Node
 
 Cast: TypeAlias = bool | Literal["any"]
-"""False: no conversion; True: between floats, and to a wider type of the same kind; "any"."""
+"""False: no conversion; True: between floats, between complex types, and to a wider type of the
+same kind; "any": every conversion that does not drop an imaginary part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Target:
         after: Called when all bytes are there: conversion, copy to a device.
         refusal: Why it cannot be a destination; None if it can.
         owner: Keeps the memory at `address` alive.
+        memory: The leaf's own memory where that is not what `address` says (see `overlap`).
     """
 
     dtype: str
@@ -61,6 +64,14 @@ class Target:
     after: Callable[[], None] | None
     refusal: str | None = None
     owner: object = None
+    memory: Memory | None = None
+
+
+def unfit(dtype: str, shape: tuple[int, ...], refusal: str | None) -> Target:
+    """Return the target of a leaf that cannot be filled; without a refusal for its data type."""
+    return Target(
+        dtype=dtype, shape=shape, address=0, strided=None, after=None, refusal=refusal
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,20 +128,16 @@ def _numpy_target(value: object, cast: Cast, saved: DType) -> Target:
     assert isinstance(value, np.ndarray)
     name = _numpy_name(value.dtype)
     shape = tuple(value.shape)
-    refusal = None if value.flags.writeable else "it is read-only"
-    if any(n > 1 and s == 0 for n, s in zip(shape, value.strides, strict=True)):
-        refusal = "its elements share memory with one another"
+    refusal = _numpy_refusal(value, name, cast, saved)
+    if refusal is not None or not may_cast(saved.name, name, cast):
+        return unfit(name, shape, refusal)
     native = value.dtype.newbyteorder("<") == value.dtype
-    if refusal is None and name == saved.name and native and saved.bits >= 8:
+    if name == saved.name and native and saved.bits >= 8:
         if value.flags.c_contiguous:
             place = address_of(value)
             return Target(dtype=name, shape=shape, address=place, strided=None, after=None)
         view = value.view(saved.opaque)
-        return Target(dtype=name, shape=shape, address=0, strided=view, after=None)
-    if refusal is not None or (name != saved.name and not cast):
-        return Target(
-            dtype=name, shape=shape, address=0, strided=None, after=None, refusal=refusal
-        )
+        return Target(dtype=name, shape=shape, address=0, strided=view, after=None, memory=view)
     made = _numpy_allocate(saved, shape)
 
     def after() -> None:
@@ -138,8 +145,48 @@ def _numpy_target(value: object, cast: Cast, saved: DType) -> Target:
         value[...] = source if name == saved.name else source.astype(value.dtype)
 
     return Target(
-        dtype=name, shape=shape, address=made.address, strided=None, after=after, owner=made
+        dtype=name,
+        shape=shape,
+        address=made.address,
+        strided=None,
+        after=after,
+        owner=made,
+        memory=value,
     )
+
+
+def _numpy_refusal(
+    value: npt.NDArray[np.generic], name: str, cast: Cast, saved: DType
+) -> str | None:
+    if is_folded(value.shape, value.strides, size=value.itemsize):
+        return "its elements share memory with one another"
+    if not value.flags.writeable:
+        return "it is read-only"
+    if cast and name != saved.name and "complex32" in (name, saved.name):
+        return "numpy converts nothing from or to complex32"
+    return None
+
+
+def may_cast(saved: str, wanted: str, cast: Cast) -> bool:
+    """Return whether elements of a saved data type may go to a wanted one.
+
+    The imaginary part of a complex number is never dropped, whatever `cast` says.
+
+    Args:
+        saved: Registry name of the saved data type.
+        wanted: That of the destination, or the library's own name for one the registry lacks.
+        cast: What the caller allows.
+    """
+    if saved == wanted:
+        return True
+    source, target = DTYPES[saved], DTYPES.get(wanted)
+    if not cast or target is None or (source.kind == "complex" and target.kind != "complex"):
+        return False
+    if cast == "any":
+        return True
+    if source.kind != target.kind:
+        return False
+    return source.kind in ("float", "complex") or target.bits >= source.bits
 
 
 def _numpy_name(dtype: np.dtype[Any]) -> str:  # Any: the scalar type is not known before run time
@@ -173,5 +220,3 @@ def load_torch() -> Framework:
     """Import torch and return what it contributes."""
     found: Framework = importlib.import_module("bcpformat.torch").FRAMEWORK
     return found
-
-

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from bcpformat.api.framework import Cast, Framework, Target, frameworks
+from bcpformat.api.framework import Cast, Framework, Target, frameworks, may_cast
 from bcpformat.api.load import StateBuilder
 from bcpformat.api.mismatch import mismatch, mismatch_error, missing, prefix_hint, unexpected
+from bcpformat.api.overlap import settle
 from bcpformat.api.selection import Filter, Rename, name_filter, name_map
-from bcpformat.model.state_walk import saved_leaves
 from bcpformat.engine.read import Destinations, TensorReader
 from bcpformat.errors import BcpError, Problem
 from bcpformat.model.checks import tensor_nbytes
@@ -22,6 +22,7 @@ from bcpformat.model.dtypes import DType
 from bcpformat.model.leaves import PerRank
 from bcpformat.model.manifest import Node, ints
 from bcpformat.model.names import segment
+from bcpformat.model.state_walk import saved_leaves
 
 
 class Mismatches(list[Problem]):
@@ -77,13 +78,14 @@ class _Template:
     def _collect(self, name: str, value: object, container: Any, key: Any) -> None:
         kind = type(value)
         if kind in (dict, OrderedDict) and value:
-            items = value.items()  # type: ignore[attr-defined]  # a dict: looked at
-            self._below(name, ((segment(k), k, v) for k, v in items), value)
+            assert isinstance(value, dict)
+            self._below(name, ((segment(k), k, v) for k, v in value.items()), value)
         elif kind is list and value:
-            elements = enumerate(value)  # type: ignore[arg-type]  # a list: looked at
-            self._below(name, ((str(i), i, v) for i, v in elements), value)
+            assert isinstance(value, list)
+            self._below(name, ((str(i), i, v) for i, v in enumerate(value)), value)
         elif kind is tuple and value:
-            items = list(value)  # type: ignore[call-overload]  # a tuple: looked at
+            assert isinstance(value, tuple)
+            items = list(value)
             self._tuples.append((items, container, key))
             self._below(name, ((str(i), i, v) for i, v in enumerate(items)), items)
         else:
@@ -183,9 +185,7 @@ class TemplateReader:
         self._check_overlaps(plan)
         return plan
 
-    def _match_absent(
-        self, plan: _Plan, slot: _Slot, name: str, saved: Mapping[str, Node]
-    ) -> None:
+    def _match_absent(self, plan: _Plan, slot: _Slot, name: str, saved: Mapping[str, Node]) -> None:
         """Note a leaf that the checkpoint lacks; an empty container needs nothing there."""
         if isinstance(slot.value, (dict, list, tuple)) and not slot.value:
             below = name + "/" if name else ""
@@ -239,10 +239,12 @@ class TemplateReader:
             text = f"cannot be a destination: {target.refusal}"
         elif target.shape != shape:
             text = f"shape {target.shape} in the template, {shape} in the checkpoint"
-        elif target.dtype != saved.name and not _may_cast(saved.name, target.dtype, self._cast):
+        elif not may_cast(saved.name, target.dtype, self._cast):
             text = f"dtype {target.dtype} in the template, {saved.name} in the checkpoint"
-            text += "; pass cast=" + ("True" if _may_cast(saved.name, target.dtype, True) else
-                                      "'any'") + " to convert"
+            for way, words in ((True, "True"), ("any", "'any'")):
+                if may_cast(saved.name, target.dtype, way):
+                    text += f"; pass cast={words} to convert"
+                    break
         else:
             plan.wants.append(_Want(name, row, target.address, target))
             return
@@ -253,26 +255,24 @@ class TemplateReader:
 
         Destinations of one tensor that share all of it are one destination.
         """
-        start = ints([w.address for w in plan.wants])
-        size = self._nbytes[ints([w.row for w in plan.wants])]
-        placed = np.flatnonzero((start != 0) & (size != 0))
-        placed = placed[np.argsort(start[placed], kind="stable")]
-        ends = start[placed] + size[placed]
-        if not (start[placed][1:] < np.maximum.accumulate(ends)[:-1]).any():
-            return
-        dropped: set[int] = set()
-        holder = -1
-        for position in placed.tolist():
-            if holder < 0 or start[position] >= start[holder] + size[holder]:
-                holder = position
-                continue
-            first, second = plan.wants[holder], plan.wants[position]
-            dropped.add(position)
-            if first.row != second.row or first.address != second.address:
-                text = f"shares memory with {first.name!r}, but the checkpoint has two "
-                text += "different tensors; untie them in the template"
-                plan.problems.append(mismatch(second.name, text))
-        plan.wants = [w for i, w in enumerate(plan.wants) if i not in dropped]
+        wants = plan.wants
+        rows = ints([w.row for w in wants])
+        memory = {
+            i: w.target.memory
+            for i, w in enumerate(wants)
+            if w.target is not None and w.target.memory is not None
+        }
+        repeats, clashes = settle(
+            ints([w.address for w in wants]), self._nbytes[rows], rows, memory
+        )
+        for clash in clashes:
+            first, second = wants[clash.first], wants[clash.second]
+            text = f"shares memory with {first.name!r}, but the checkpoint has two different "
+            text += "tensors; untie them in the template"
+            if first.row == second.row:
+                text = f"shares only a part of its memory with {first.name!r}"
+            plan.problems.append(mismatch(second.name, text))
+        plan.wants = [w for i, w in enumerate(wants) if i not in repeats]
 
     def _fill(self, plan: _Plan) -> None:
         """Read plain values, then elements, and only then put plain values in their places."""
@@ -355,23 +355,3 @@ def _tensor_row(node: Node) -> int | None:
 
 def _words(value: object) -> str:
     return f"a {type(value).__name__}"
-
-
-_FLOAT_ORDER = ("float", "complex")
-
-
-def _may_cast(saved: str, wanted: str, cast: Cast) -> bool:
-    """Return whether a conversion is allowed: floats among floats, or wider of the same kind."""
-    if not cast:
-        return False
-    if cast == "any":
-        return True
-    try:
-        source, target = DType.named(saved), DType.named(wanted)
-    except BcpError:
-        return False
-    if source.kind == target.kind:
-        return source.kind in _FLOAT_ORDER or target.bits >= source.bits
-    return False
-
-

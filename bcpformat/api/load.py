@@ -89,9 +89,7 @@ class StateBuilder:
             made[index, name] = _Made(allocated=allocated, library=library, leaves=[])
         return made
 
-    def _fill(
-        self, tensors: dict[tuple[int, str], _Made], progress: Callable[[int], None]
-    ) -> None:
+    def _fill(self, tensors: dict[tuple[int, str], _Made], progress: Callable[[int], None]) -> None:
         rows = ints([index for index, _ in tensors])
         made = list(tensors.values())
         out = Destinations(
@@ -169,5 +167,3 @@ def read_whole(
 ) -> object:
     """Return the whole state, or what a filter selects of it."""
     return StateBuilder(reader, as_numpy=as_numpy).whole(chosen, progress)
-
-

@@ -25,7 +25,9 @@ from bcpformat.model.manifest import Manifest, Value, ints
 from bcpformat.model.region import Box
 from bcpformat.storage import open_store
 
-Index: TypeAlias = "int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]"
+Index: TypeAlias = (
+    "int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]"
+)
 Array: TypeAlias = npt.NDArray[Any]  # Any: the scalar type is the tensor's
 DEFAULT_READ = ReadOptions()
 
@@ -65,13 +67,18 @@ class TensorView:
             FormatError: A block that it needs does not verify.
         """
         box, rest = _bounding_box(index, self.shape)
-        return self._read(box)[rest]
+        found: Array = self._read(box)[rest]
+        return found
 
     def read(self) -> Array:
         """Return all elements as a new numpy array."""
         return self._read(Box.whole(self.shape))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+    def __array__(  # numpy calls it with positions
+        self,
+        dtype: Any = None,
+        copy: bool | None = None,  # noqa: FBT001
+    ) -> Array:
         array = self.read()
         return array if dtype is None else array.astype(dtype)
 
@@ -129,9 +136,7 @@ class TensorView:
         if plan.tasks:
             reader.for_each_task(
                 plan,
-                lambda task, stored, raw: _drop(
-                    reader.fetch(task, plan, blocks, stored, raw)
-                ),
+                lambda task, stored, raw: _drop(reader.fetch(task, plan, blocks, stored, raw)),
             )
 
 
@@ -195,7 +200,7 @@ class Checkpoint(Mapping[str, TensorView]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def state(self, *, filter: Filter = None, as_numpy: bool = True) -> object:  # noqa: A002
+    def state(self, *, filter: Filter = None, as_numpy: bool = True) -> object:
         """Return the state with numpy arrays (or torch tensors) in it."""
         return read_whole(self.reader, chosen=filter, as_numpy=as_numpy, progress=_silent)
 
@@ -231,7 +236,7 @@ def read(
     location: Location,
     *,
     into: object = None,
-    filter: Filter = None,  # noqa: A002  # the word that users know
+    filter: Filter = None,  # the word that users know
     rename: Rename = None,
     strict: bool = True,
     cast: Any = False,  # Any: checked here: False, True or "any"
@@ -273,9 +278,7 @@ def read(
             if rename is not None or not strict or cast:
                 text = "rename, strict=False and cast describe a template; pass into="
                 raise InvalidArgumentError(text)
-            return read_whole(
-                opened.reader, chosen=filter, as_numpy=as_numpy, progress=shown
-            )
+            return read_whole(opened.reader, chosen=filter, as_numpy=as_numpy, progress=shown)
         if as_numpy:
             raise InvalidArgumentError("as_numpy has no meaning with into=")
         reader = TemplateReader(
@@ -299,6 +302,15 @@ def _numel(shape: tuple[int, ...]) -> int:
     return numel
 
 
+def _check_index(parts: tuple[object, ...]) -> None:
+    for part in parts:
+        if isinstance(part, (bool, np.bool_)):
+            raise IndexError("a bool cannot index a tensor; read it and index the array")
+        if not (part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))):
+            text = f"only integers, slices, ... and None can index a tensor, got {part!r}"
+            raise IndexError(text)
+
+
 def _bounding_box(index: Index, shape: tuple[int, ...]) -> tuple[Box, tuple[Any, ...]]:
     """Return the smallest box that holds an index, and the index to apply to that box.
 
@@ -306,12 +318,7 @@ def _bounding_box(index: Index, shape: tuple[int, ...]) -> tuple[Box, tuple[Any,
         IndexError: The index does not fit the shape.
     """
     given = index if isinstance(index, tuple) else (index,)
-    for part in given:
-        if not (part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))):
-            text = f"only integers, slices, ... and None can index a tensor, got {part!r}"
-            raise IndexError(text)
-        if isinstance(part, (bool, np.bool_)):
-            raise IndexError("a bool cannot index a tensor; read it and index the array")
+    _check_index(given)
     used = sum(part is not None and part is not Ellipsis for part in given)
     if used > len(shape):
         raise IndexError(f"{used} indices for a tensor with {len(shape)} axes")
@@ -323,7 +330,9 @@ def _bounding_box(index: Index, shape: tuple[int, ...]) -> tuple[Box, tuple[Any,
         parts: list[Any] = [*given[:at], *full, *given[at + 1 :]]
     else:
         parts = [*given, *full]
-    origin, extent, rest = [], [], []
+    origin: list[int] = []
+    extent: list[int] = []
+    rest: list[Any] = []
     axis = 0
     for part in parts:
         if part is None:
@@ -332,10 +341,10 @@ def _bounding_box(index: Index, shape: tuple[int, ...]) -> tuple[Box, tuple[Any,
         size = shape[axis]
         if isinstance(part, slice):
             steps = range(*part.indices(size))
-            low = min(steps[0], steps[-1]) if len(steps) else 0
-            high = max(steps[0], steps[-1]) + 1 if len(steps) else 0
+            low = min(steps[0], steps[-1]) if steps else 0
+            high = max(steps[0], steps[-1]) + 1 if steps else 0
             stop = steps.stop - low if steps.step > 0 or steps.stop >= low else None
-            rest.append(slice(steps.start - low, stop, steps.step) if len(steps) else slice(0, 0))
+            rest.append(slice(steps.start - low, stop, steps.step) if steps else slice(0, 0))
         else:
             at = int(part) + (size if part < 0 else 0)
             if not 0 <= at < size:
@@ -346,5 +355,3 @@ def _bounding_box(index: Index, shape: tuple[int, ...]) -> tuple[Box, tuple[Any,
         extent.append(high - low)
         axis += 1
     return Box(origin=tuple(origin), shape=tuple(extent)), tuple(rest)
-
-

@@ -34,6 +34,9 @@ UNIT_BYTES = 2**23
 Progress: TypeAlias = Callable[[int], None]
 """Called with numbers of raw bytes as they are done, from any thread."""
 
+_Layout: TypeAlias = tuple[Ints, Ints, npt.NDArray[np.uint32] | None, int]
+"""Positions and stored bytes of the runs, stored lengths of the blocks, position of the table."""
+
 T = TypeVar("T")
 
 
@@ -215,7 +218,7 @@ class FileEncoder:
         self._block0 = np.cumsum(counts) - counts
         self._blocks = int(counts.sum())
         self._digests = np.zeros(self._blocks, dtype="<u8")
-        self._encoders = local()
+        self._encoders = _PerThread()
 
     def write(self) -> WrittenFile:
         """Write, and return when the file's content is durable."""
@@ -232,15 +235,12 @@ class FileEncoder:
                 head = buffer.array[:ALIGNMENT_BYTES]
                 head[:] = np.frombuffer(data_file_head(self._plan.attempt_id), dtype=np.uint8)
                 writer.write_at(0, head)
-            if encoded:
-                layout = self._write_encoded(writer, executor, pool)
-            else:
-                layout = self._write_raw(writer, executor, pool)
-            return self._finish(writer, pool, *layout)
+            write = self._write_encoded if encoded else self._write_raw
+            return self._finish(writer, pool, *write(writer, executor, pool))
 
     def _write_raw(
         self, writer: ObjectWriter, executor: ThreadPoolExecutor, pool: BufferPool
-    ) -> tuple[Ints, Ints, None, int]:
+    ) -> _Layout:
         def work(unit: Unit) -> None:
             with pool.borrow() as buffer:
                 self._fill(unit, buffer.array)
@@ -273,7 +273,7 @@ class FileEncoder:
 
     def _write_encoded(
         self, writer: ObjectWriter, executor: ThreadPoolExecutor, pool: BufferPool
-    ) -> tuple[Ints, Ints, Ints, int]:
+    ) -> _Layout:
         first, stop = self._plan.runs
         lengths = np.zeros(self._blocks, dtype="<u4")
         positions = np.zeros(stop - first, dtype=np.int64)
@@ -319,12 +319,10 @@ class FileEncoder:
         return out
 
     def _encoder(self, codec: Codec, item: int) -> BlockEncoder:
-        made: dict[tuple[Codec, int], BlockEncoder] = self._encoders.__dict__
-        encoder = made.get((codec, item))
-        if encoder is None:
-            encoder = BlockEncoder(codec, item=item, level=self._plan.level)
-            made[codec, item] = encoder
-        return encoder
+        made = self._encoders.made
+        if (codec, item) not in made:
+            made[codec, item] = BlockEncoder(codec, item=item, level=self._plan.level)
+        return made[codec, item]
 
     def _finish(
         self,
@@ -332,7 +330,7 @@ class FileEncoder:
         pool: BufferPool,
         position: Ints,
         stored: Ints,
-        lengths: Ints | None,
+        lengths: npt.NDArray[np.uint32] | None,
         table_bytes: int,
     ) -> WrittenFile:
         table = self._digests.tobytes() + (lengths.tobytes() if lengths is not None else b"")
@@ -351,6 +349,13 @@ class FileEncoder:
             digest=document_digest(table),
             lengths=lengths is not None,
         )
+
+
+class _PerThread(local):
+    """The encoders of one thread, by codec and item size."""
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[Codec, int], BlockEncoder] = {}
 
 
 class _Sink:

@@ -210,9 +210,7 @@ class TensorReader:
 
         self.for_each_task(plan, work)
 
-    def for_each_task(
-        self, plan: TaskPlan, work: Callable[[Task, Bytes, Bytes], None]
-    ) -> None:
+    def for_each_task(self, plan: TaskPlan, work: Callable[[Task, Bytes, Bytes], None]) -> None:
         """Call `work` for every task with two buffers that hold it, on several threads."""
         threads = min(self._options.threads, len(plan.tasks))
         size = max(max(task.raw_nbytes, task.stop - task.start) for task in plan.tasks)
@@ -243,9 +241,7 @@ class TensorReader:
             for future in futures:
                 future.result()
 
-    def fetch(
-        self, task: Task, plan: TaskPlan, blocks: Blocks, stored: Bytes, raw: Bytes
-    ) -> Bytes:
+    def fetch(self, task: Task, plan: TaskPlan, blocks: Blocks, stored: Bytes, raw: Bytes) -> Bytes:
         """Return the buffer that holds the task's raw bytes, verified.
 
         Raises:
@@ -258,9 +254,7 @@ class TensorReader:
                 raise bad.error
         return filled
 
-    def _load(
-        self, task: Task, plan: TaskPlan, blocks: Blocks, stored: Bytes, raw: Bytes
-    ) -> Bytes:
+    def _load(self, task: Task, plan: TaskPlan, blocks: Blocks, stored: Bytes, raw: Bytes) -> Bytes:
         self.read_stored(task, stored)
         if not task.encoded:
             return stored

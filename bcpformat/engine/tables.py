@@ -9,10 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bcpformat.codec.digest import document_digest
+from bcpformat.engine.memory import Bytes
 from bcpformat.errors import ChecksumError, ErrorCode, FormatError, LimitError
 from bcpformat.model.checks import CODEC_RAW, block_counts
 from bcpformat.model.limits import Limits
 from bcpformat.model.manifest import DATA_PREFIX, FileRow, Ints, Manifest
+from bcpformat.plan.pack import aligned
+from bcpformat.storage.buffers import AlignedBuffer
 from bcpformat.storage.store import ObjectReader, Store
 
 DIRECT_BYTES = 2**26
@@ -78,17 +81,33 @@ class DataFiles:
             raise FormatError(text, code=code)
         return reader
 
+    def read(self, file: int, offset_bytes: int, nbytes: int) -> Bytes:
+        """Return bytes of a file, read through the handle that was checked (BCP-SEC-003).
+
+        Args:
+            file: Row of the file.
+            offset_bytes: A multiple of 4096.
+            nbytes: At least 1; the file is long enough, as its length was compared with its row.
+
+        Raises:
+            FormatError: The file has been cut short since it was opened (``E_TRUNCATED``).
+        """
+        reader = self.reader(file)
+        buffer = AlignedBuffer(aligned(nbytes, reader.alignment)).array
+        reader.read_into(offset_bytes, buffer)
+        return buffer[:nbytes]
+
     def table(self, file: int) -> BlockTable:
         """Return a file's block table, verified.
 
         Raises:
             ChecksumError: Its digest differs from the file row's (``E_TABLE_CHECKSUM``).
             FormatError: Its stored lengths break a rule (``E_TABLE``).
+            LimitError: It is larger than the limit (``E_LIMIT``).
         """
         with self._lock:
             table = self._tables.get(file)
         if table is None:
-            self.reader(file)
             table = self._read_table(file)
             with self._lock:
                 self._tables[file] = table
@@ -100,10 +119,7 @@ class DataFiles:
         if row.table_nbytes > self._limits.table_bytes:
             text = f"{key}: block table of {row.table_nbytes} bytes, the limit is "
             raise LimitError(text + str(self._limits.table_bytes), code=ErrorCode.LIMIT)
-        data = self._store.read(key, offset_bytes=row.table_bytes, nbytes=row.table_nbytes)
-        if len(data) != row.table_nbytes:
-            text = f"{key}: block table at {row.table_bytes} ends after {len(data)} bytes"
-            raise FormatError(text, code=ErrorCode.TRUNCATED)
+        data = self.read(file, row.table_bytes, row.table_nbytes)
         found = document_digest(data)
         if found != row.digest:
             text = f"{key}: digest of the block table is {found.hex()}, the manifest says "

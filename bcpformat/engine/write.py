@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ from bcpformat.storage.store import Store
 from bcpformat.wire import Kind, decode_header, encode_document, encode_manifest
 
 Progress: TypeAlias = Callable[[int], None]
-SECTION_CODEC = "zstd"
+SECTION_CODEC: Literal["zstd"] = "zstd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +117,7 @@ def save(
     with ExitStack() as undo:
         for plan in _file_plans(packing, codecs, attempt_id, rank, options):
             contents = RunContents(gathered.pieces, packing)
-            encoder = FileEncoder(
-                store, plan, contents, threads=options.threads, progress=progress
-            )
+            encoder = FileEncoder(store, plan, contents, threads=options.threads, progress=progress)
             written.append(encoder.write())
             keys.append(plan.key)
             undo.callback(_discard, store, plan.key)
@@ -173,12 +171,12 @@ def _publish(store: Store, document: bytes, attempt_id: bytes) -> None:
         found = _published_id(store)
         if found is None:
             raise
+        if found not in (attempt_id, b""):
+            text = "another save committed a checkpoint here first"
+            raise CommitError(text, published=False, code=ErrorCode.EXISTS) from error
         if error.code is ErrorCode.UNCERTAIN or found == b"":
             text = f"whether the checkpoint was committed is unknown: {error}"
             raise CommitError(text, published=None, code=ErrorCode.UNCERTAIN) from error
-        if found != attempt_id:
-            text = "another save committed a checkpoint here first"
-            raise CommitError(text, published=False, code=ErrorCode.EXISTS) from error
 
 
 def _published_id(store: Store) -> bytes | None:
@@ -226,9 +224,7 @@ def _gather(state: EncodedState) -> _Gathered:
         nbytes.append(len(array))
         item.append(1)
     owners.append(state)
-    pieces = Pieces(
-        address=ints(address), nbytes=ints(nbytes), strided=strided, owners=owners
-    )
+    pieces = Pieces(address=ints(address), nbytes=ints(nbytes), strided=strided, owners=owners)
     return _Gathered(pieces=pieces, item=ints(item), chunks=ints(chunks))
 
 
@@ -326,9 +322,7 @@ def _manifest(
 
 def _described(manifest: Manifest, step: int | None, options: WriteOptions) -> Manifest:
     """Return the manifest with what the caller says of it, and the features it uses."""
-    return replace(
-        manifest, require=used_features(manifest), step=step, user=dict(options.user)
-    )
+    return replace(manifest, require=used_features(manifest), step=step, user=dict(options.user))
 
 
 def _version() -> str:

@@ -305,9 +305,7 @@ def _check_tilings(manifest: Manifest) -> list[Problem]:
         starts=chunks.start,
         counts=chunks.count,
     )
-    return [
-        _problem(p.code, f"tensor {tensors.names[index]!r}", p.message) for index, p in found
-    ]
+    return [_problem(p.code, f"tensor {tensors.names[index]!r}", p.message) for index, p in found]
 
 
 def _check_run_contents(manifest: Manifest) -> list[Problem]:

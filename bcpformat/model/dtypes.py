@@ -111,7 +111,8 @@ def _numpy_type(name: str) -> NumpyDType:
     if DTYPES[name].is_extension:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        made: NumpyDType = np.dtype(getattr(ml_dtypes, name))
+        return made
     return np.dtype("<" + np.dtype(_CODES.get(name, name)).str[1:])
 
 

@@ -1,4 +1,4 @@
-"""Nodes of the state tree: kind codes, the values of nodes without children, keys, sets.
+"""Nodes of the state tree: kind codes, the values of nodes without children, keys.
 
 What is here is shared by the encoder, the decoder and the check, so that all three hold to one
 reading of the table (spec 10).  Functions that read a node trust nothing about it but that it is a
@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from math import prod
 from typing import Final, Never, TypeVar
 
@@ -139,7 +138,17 @@ def _read_int(node: list[Node]) -> int:
 
 
 def _read_big_int(node: list[Node]) -> int:
-    value = int_from_bytes(_only(node, bytes))
+    return big_int(_only(node, bytes))
+
+
+def big_int(data: bytes) -> int:
+    """Return an int that is too large for ``[2, n]``, or negative (BCP-STA-009).
+
+    Raises:
+        FormatError: No bytes (`E_STATE`), more than needed, or an int that ``[2, n]`` holds
+            (`E_MP_NONCANONICAL`).
+    """
+    value = int_from_bytes(data)
     if 0 <= value <= MAX_INTEGER:
         refuse(f"int {value} as [3, bin], not [2, n]", code=ErrorCode.MP_NONCANONICAL)
     return value
@@ -152,12 +161,14 @@ def _sized(node: list[Node], nbytes: int) -> bytes:
     return data
 
 
-def _read_float(node: list[Node]) -> float:
+def read_float(node: list[Node]) -> float:
+    """Return the value of a node of kind 4, or refuse it (`E_STATE`)."""
     value: float = struct.unpack("<d", _sized(node, 8))[0]
     return value
 
 
-def _read_complex(node: list[Node]) -> complex:
+def read_complex(node: list[Node]) -> complex:
+    """Return the value of a node of kind 5, or refuse it (`E_STATE`)."""
     real, imaginary = struct.unpack("<dd", _sized(node, 16))
     return complex(real, imaginary)
 
@@ -189,8 +200,8 @@ VALUES: dict[int, Callable[[list[Node]], object]] = {
     NONE: _read_none,
     INT: _read_int,
     BIG_INT: _read_big_int,
-    FLOAT: _read_float,
-    COMPLEX: _read_complex,
+    FLOAT: read_float,
+    COMPLEX: read_complex,
     BYTEARRAY: lambda node: bytearray(_only(node, bytes)),
     BYTES_IO: lambda node: io.BytesIO(_only(node, bytes)),
     TORCH_SIZE: _read_torch_size,
@@ -287,7 +298,7 @@ def read_inline(node: list[Node]) -> tuple[int, str, tuple[int, ...], bytes]:
     return flags, name, shape, data
 
 
-# ---- keys and sets -------------------------------------------------------------------------
+# ---- keys ------------------------------------------------------------------------------------
 
 
 def read_key(node: Node) -> Key:
@@ -306,54 +317,6 @@ def read_key(node: Node) -> Key:
     refuse(f"keys are str, int, bool or tuples of these, found {describe(node)}")
 
 
-def check_keys(keys: Sequence[Node]) -> None:
-    """Check the keys of one dict (BCP-STA-002).
-
-    Raises:
-        FormatError: One is no key, or two are equal as encoded (`E_STATE`).
-    """
-    texts = {key for key in keys if type(key) is str}
-    if len(texts) == len(keys):
-        return
-    others = [key for key in keys if type(key) is not str]
-    for key in others:
-        read_key(key)
-    if len(texts) + len({encoded(key) for key in others}) != len(keys):
-        refuse("a dict has two equal keys")
-
-
-def check_elements(elements: Sequence[Node]) -> None:
-    """Check the elements of one set (BCP-STA-003).
-
-    Raises:
-        FormatError: One cannot be an element, two are equal as encoded, or they are not in the
-            order of their encoded bytes (`E_STATE`).
-    """
-    _ascending([_element(node) for node in elements])
-
-
-def _element(node: Node) -> bytes:
-    """Check an element of a set, and return it encoded."""
-    if type(node) is str or type(node) is bytes or type(node) is bool:
-        return encoded(node)
-    if type(node) is list and node and type(node[0]) is int:
-        kind = node[0]
-        if kind in (TUPLE, FROZENSET):
-            parts = [_element(part) for part in node[1:]]
-            if kind == FROZENSET:
-                _ascending(parts)
-            return _array_head(len(node)) + encoded(kind) + b"".join(parts)
-        if NONE <= kind <= COMPLEX:
-            VALUES[kind](node)
-            return encoded(node)
-    refuse(f"{describe(node)} cannot be an element of a set")
-
-
-def _ascending(parts: Sequence[bytes]) -> None:
-    if any(before >= after for before, after in pairwise(parts)):
-        refuse("elements of a set are not in ascending order, each once")
-
-
 def encoded(node: Node) -> bytes:
     """Return the bytes of a node under the profile (spec 6), to order and compare.
 
@@ -369,10 +332,11 @@ def encoded(node: Node) -> bytes:
     if type(node) is bytes:
         return _head(len(node), 0xC4, 0, (0xC4, 0xC5, 0xC6)) + node
     assert type(node) is list
-    return _array_head(len(node)) + b"".join(map(encoded, node))
+    return array_head(len(node)) + b"".join(map(encoded, node))
 
 
-def _array_head(length: int) -> bytes:
+def array_head(length: int) -> bytes:
+    """Return how the encoding of an array begins."""
     # Arrays have no form with a length of one byte.
     return _head(length, 0x90, 16, (0xDC, 0xDC, 0xDD), smallest=1)
 

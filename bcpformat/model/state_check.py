@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bcpformat.errors import ErrorCode, FormatError, Problem
-from bcpformat.model import nodes
+from bcpformat.model import keys, nodes
 from bcpformat.model.manifest import Node
 from bcpformat.model.names import shortened
 from bcpformat.model.state_walk import Path, children, plain_names
@@ -227,14 +227,14 @@ class _Checker:
             self._node(nodes.read_user(node)[1])
 
     def _set(self, node: list[Node]) -> None:
-        self._accept(nodes.check_elements, node[1:])
+        self._accept(keys.check_elements, node[1:])
 
     def _dict(self, node: list[Node]) -> None:
         start = 1 if node[0] == nodes.DICT else 2
         if len(node) < start or (len(node) - start) % 2:
             form = "[6, key, value, ...]" if start == 1 else "[7, metadata, key, value, ...]"
             self._found(f"expected {form}, found {nodes.describe(node)}")
-        elif self._accept(nodes.check_keys, node[start::2]) and not self._all_leaves(node):
+        elif self._accept(keys.check_keys, node[start::2]) and not self._all_leaves(node):
             self._children(node)
 
     def _all_leaves(self, node: list[Node]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Never, TypeAlias, TypeVar
 
 from bcpformat.errors import ErrorCode, FormatError, Problem, error_for
+from bcpformat.model import keys as rules
 from bcpformat.model import nodes
 from bcpformat.model.manifest import Node
 from bcpformat.model.state_check import check_per_rank_value, check_state
@@ -69,8 +70,7 @@ def decode_state(
         A new value; it shares no container with `root`.
 
     Raises:
-        FormatError: A node has another form than the table gives (`E_STATE`), it nests too deep,
-            or two keys or elements that differ as encoded are equal in Python, such as 1 and True.
+        FormatError: A node has another form than the table gives (`E_STATE`), or nests too deep.
 
     Example:
         >>> decode_state([6, "lr", [8, [2, 1], True]], tensor=print, read_object=print,
@@ -160,17 +160,17 @@ class _Decoder:
         if (len(node) - start) % 2:
             self._refuse("a dict has a key without a value")
         keys = node[start::2]
-        self._checked(nodes.check_keys, keys)
+        self._checked(rules.check_keys, keys)
+        others = {at: nodes.read_key(key) for at, key in enumerate(keys) if type(key) is not str}
+        self._checked(rules.check_hashes, others.values())
         here = self._path.keys
         here.append(None)
         value, tensor = self.value, self._tensor
-        for key, child in zip(keys, node[start + 1 :: 2], strict=True):
+        for at, (key, child) in enumerate(zip(keys, node[start + 1 :: 2], strict=True)):
             here[-1] = key
-            real = key if type(key) is str else nodes.read_key(key)
+            real = key if type(key) is str else others[at]
             out[real] = tensor(child, 0) if type(child) is int else value(child)
         self._path.leave()
-        if len(out) != len(keys):
-            self._refuse("a dict has keys that are equal in Python, such as 1 and True")
 
     def _list(self, node: list[Node]) -> list[object]:
         here = self._path.keys
@@ -183,14 +183,13 @@ class _Decoder:
         return out
 
     def _set(self, node: list[Node]) -> set[object]:
-        self._checked(nodes.check_elements, node[1:])
+        self._checked(rules.check_elements, node[1:])
         return self._elements(node)
 
     def _elements(self, node: list[Node]) -> set[object]:
-        out = {self._element(child) for child in node[1:]}
-        if len(out) != len(node) - 1:
-            self._refuse("a set has elements that are equal in Python, such as 1 and True")
-        return out
+        elements = [self._element(child) for child in node[1:]]
+        self._checked(rules.check_hashes, elements)
+        return set(elements)
 
     def _element(self, node: Node) -> object:
         """Return an element of a set that was checked as a whole."""
@@ -222,7 +221,7 @@ class _Decoder:
             case nodes.OBJECT_BYTES_IO:
                 return io.BytesIO(data)
             case _:
-                return self._checked(nodes.int_from_bytes, data)
+                return self._checked(nodes.big_int, data)
 
     def _per_rank_value(self, node: list[Node]) -> object:
         return self._per_rank(self._checked(nodes.read_per_rank, node))

@@ -26,7 +26,7 @@ class Path:
 
     Attributes:
         keys: For each container around, from the top, which child the walk is at: the node of a
-            key that `nodes.check_keys` accepts, an int for a position, None for metadata.  The
+            key that `keys.check_keys` accepts, an int for a position, None for metadata.  The
             walk appends on entering a container, sets the last at each child, and calls `leave`.
 
     Example:
@@ -117,7 +117,9 @@ def plain_names(container: str | None, keys: list[Node]) -> list[str] | None:
     texts: list[str] = keys  # type: ignore[assignment]  # looked at
     prefix = "" if container is None else container + "/"
     # none is empty, no character needs a look, and no name is near the limit
-    if not (all(texts) and is_plain("".join(texts)) and len(prefix) + len(max(texts, key=len)) < _SHORT):
+    if not (
+        all(texts) and is_plain("".join(texts)) and len(prefix) + len(max(texts, key=len)) < _SHORT
+    ):
         return None
     return list(map(prefix.__add__, texts))
 

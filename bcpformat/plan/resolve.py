@@ -282,7 +282,9 @@ def _union(first: Ints, stop: Ints) -> Ints:
     end = reach[np.append(np.flatnonzero(new)[1:] - 1, len(first) - 1)]
     sizes = end - begin
     before = np.cumsum(sizes) - sizes
-    return np.arange(int(sizes.sum()), dtype=np.int64) + np.repeat(begin - before, sizes)
+    numbers: Ints = np.arange(int(sizes.sum()), dtype=np.int64)
+    numbers += np.repeat(begin - before, sizes)
+    return numbers
 
 
 def _contiguous_origin(region: Region, wanted: Box) -> int | None:

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bcpformat.api.framework import Allocated, Cast, Framework, Target
+from bcpformat.api.framework import Allocated, Cast, Framework, Target, may_cast, unfit
+from bcpformat.api.overlap import is_folded, memory_at
 from bcpformat.errors import ErrorCode, InvalidArgumentError
 from bcpformat.model.dtypes import DType
 from bcpformat.model.leaves import FLAG_PARAMETER, FLAG_REQUIRES_GRAD, TensorLeaf
@@ -21,7 +22,6 @@ from bcpformat.torch.dtypes import (
     logical_shape,
 )
 
-_CPU = torch.device("cpu")
 _STRIDED = torch.strided
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
@@ -53,6 +53,8 @@ class TorchAdapter:
             flags |= FLAG_REQUIRES_GRAD
         shape = tuple(value.shape)
         pointer = value.data_ptr()
+        if not pointer and not value.is_meta and value.numel():
+            raise _refuse(path(), "a tensor whose storage was freed, or is out of reach,")
         plain = not value.is_neg() and not (dtype in _COMPLEX and value.is_conj())
         address: int | None = None
         alias: object = None
@@ -133,6 +135,7 @@ def _direct(value: object, dtype: str, shape: tuple[int, ...]) -> int:
         value.is_cpu
         and DTYPE_NAMES.get(value.dtype) == dtype
         and tuple(value.shape) == shape
+        and value.dtype is not PAIR_DTYPE  # its shape counts pairs
         and value.layout is _STRIDED
         and value.is_contiguous()
         and not value.is_neg()
@@ -147,51 +150,51 @@ def _target(value: object, cast: Cast, saved: DType) -> Target:
     assert isinstance(value, torch.Tensor)
     name = DTYPE_NAMES.get(value.dtype, str(value.dtype))
     shape = logical_shape(tuple(value.shape), value.dtype)
-    if name == saved.name and value.device == _CPU and not value.is_meta:
-        if value.is_contiguous() and not value.is_neg() and not value.is_conj():
+    refusal = _refusal(value, name, cast, saved)
+    if refusal is not None or not may_cast(saved.name, name, cast):
+        return unfit(name, shape, refusal)
+    if name == saved.name and value.is_cpu and not value.is_neg() and not value.is_conj():
+        if value.is_contiguous():
             pointer = value.data_ptr()
             return Target(dtype=name, shape=shape, address=pointer, strided=None, after=None)
-        if _overlapping(value):
-            return Target(dtype=name, shape=shape, address=0, strided=None, after=None,
-                          refusal="its elements share memory with one another")
-        if saved.bits >= 8 and not value.is_neg() and not value.is_conj():
+        if saved.bits >= 8:
             view = opaque_view(value.detach(), saved)
-            return Target(dtype=name, shape=shape, address=0, strided=view, after=None)
-    if value.is_meta:
-        return Target(dtype=name, shape=shape, address=0, strided=None, after=None,
-                      refusal="it is on the meta device and holds no memory")
-    return _through_host(value, name, shape, cast, saved)
-
-
-def _through_host(
-    value: torch.Tensor, name: str, shape: tuple[int, ...], cast: Cast, saved: DType
-) -> Target:
-    """Return a target that reads to host memory and then copies, converting if need be."""
-    if saved.name not in TORCH_DTYPES:
-        return Target(dtype=name, shape=shape, address=0, strided=None, after=None,
-                      refusal=f"torch has no type for {saved.name}")
-    if name != saved.name and (not cast or PAIR_DTYPE in (value.dtype, TORCH_DTYPES[saved.name])):
-        return Target(dtype=name, shape=shape, address=0, strided=None, after=None)
-    if _overlapping(value):
-        return Target(dtype=name, shape=shape, address=0, strided=None, after=None,
-                      refusal="its elements share memory with one another")
+            return Target(dtype=name, shape=shape, address=0, strided=view, after=None, memory=view)
     host = torch.empty(value.shape, dtype=TORCH_DTYPES[saved.name])
 
     def after() -> None:
         with torch.no_grad():
             value.copy_(host)
 
+    size = value.element_size()
+    strides = [size * stride for stride in value.stride()]
     return Target(
-        dtype=name, shape=shape, address=host.data_ptr(), strided=None, after=after, owner=host
+        dtype=name,
+        shape=shape,
+        address=host.data_ptr(),
+        strided=None,
+        after=after,
+        owner=host,
+        memory=memory_at(value.data_ptr(), shape=value.shape, strides=strides, size=size),
     )
 
 
-def _overlapping(value: torch.Tensor) -> bool:
-    """Return whether two elements of a tensor certainly share memory (an expanded axis)."""
-    return any(
-        stride == 0 and extent > 1
-        for stride, extent in zip(value.stride(), value.shape, strict=True)
-    )
+def _refusal(value: torch.Tensor, name: str, cast: Cast, saved: DType) -> str | None:
+    """Return why a template tensor cannot be a destination, None if nothing speaks against it."""
+    if value.layout is not _STRIDED:
+        return f"its layout is {value.layout}"
+    if value.is_meta:
+        return "it is on the meta device and holds no memory"
+    if value.numel() and not value.data_ptr():
+        return "its storage was freed, or is out of reach"
+    if is_folded(value.shape, value.stride(), size=1):
+        return "its elements share memory with one another"
+    if cast and name != saved.name:
+        if saved.name not in TORCH_DTYPES:
+            return f"torch has no type for {saved.name}"
+        if PAIR_DTYPE in (value.dtype, TORCH_DTYPES[saved.name]):
+            return "torch converts nothing from or to float4_e2m1fn"
+    return None
 
 
 def _dtype_named(name: str) -> torch.dtype:

@@ -121,9 +121,7 @@ class _Holes:
     def _tail_masks(self, reader: TensorReader) -> Ints:
         """Return for each content the bits of its last byte that must be zero."""
         manifest, geometry = self._manifest, reader.index.geometry
-        bits = np.array(
-            [DType.named(n).bits for n in manifest.tensors.dtypes], dtype=np.int64
-        )
+        bits = np.array([DType.named(n).bits for n in manifest.tensors.dtypes], dtype=np.int64)
         used = (geometry.count * bits[geometry.tensor] % 8) if len(bits) else geometry.count
         masks = np.where(used == 0, 0, 0xFF & ~((1 << used) - 1))
         rest = len(manifest.per_rank) + len(manifest.objects)
@@ -133,9 +131,7 @@ class _Holes:
         """Return words for the first byte of a block that must be zero and is not."""
         low = index << int(self._manifest.runs.block_log2[run])
         high = low + len(data)
-        rows = slice(
-            int(np.searchsorted(self._run, run)), int(np.searchsorted(self._run, run + 1))
-        )
+        rows = slice(int(np.searchsorted(self._run, run)), int(np.searchsorted(self._run, run + 1)))
         start, stop, tails = self._start[rows], self._stop[rows], self._tails[rows]
         ends = np.append(start[1:], int(self._manifest.runs.raw[run]))
         near = np.flatnonzero((ends > low) & (stop <= high))
@@ -154,9 +150,12 @@ def _check_padding(reader: TensorReader, number: int) -> list[Problem]:
     manifest, key = reader.manifest, reader.files.key(number)
     rows = reader.files.runs(number)
     row = manifest.files[number]
-    used = [(p, p + s) for p, s in zip(
-        manifest.runs.position[rows].tolist(), manifest.runs.stored[rows].tolist(), strict=True
-    )]
+    used = [
+        (p, p + s)
+        for p, s in zip(
+            manifest.runs.position[rows].tolist(), manifest.runs.stored[rows].tolist(), strict=True
+        )
+    ]
     used += [(p, p + n) for p, n in row.unused]
     used.sort()
     stops = [ALIGNMENT_BYTES, *(stop for _, stop in used)]

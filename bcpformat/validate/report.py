@@ -2,7 +2,7 @@
 
 Level *manifest* checks the manifest and, of every data file, that it is there, its length, its
 header and its block table.  Level *full* also reads every byte: each block's digest, decoding,
-padding and gaps.
+padding and gaps, and the values that lie in data files.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from bcpformat.errors import (
     BcpError,
     ErrorCode,
     FormatError,
-    LimitError,
     ObjectNotFoundError,
     Problem,
     StorageError,
 )
 from bcpformat.model.checks import block_counts, check_manifest
-from bcpformat.model.limits import ALIGNMENT_BYTES, Limits
+from bcpformat.model.limits import ALIGNMENT_BYTES
 from bcpformat.model.manifest import DATA_PREFIX, MANIFEST_KEY, Manifest
 from bcpformat.storage.store import Store
 from bcpformat.validate.blocks import check_blocks
+from bcpformat.validate.values import check_values
 from bcpformat.wire import Kind, decode_header, decode_manifest
 
 Level = Literal["manifest", "full"]
 
-CHECKED_CODES = frozenset(
-    {ErrorCode.NOT_COMMITTED, ErrorCode.FILE_MISSING, ErrorCode.FILE_TYPE}
-)
+CHECKED_CODES = frozenset({ErrorCode.NOT_COMMITTED, ErrorCode.FILE_MISSING, ErrorCode.FILE_TYPE})
 """Storage errors that are findings about the checkpoint, not a failure to check it."""
 
 
@@ -106,7 +104,7 @@ def validate_store(
         )
     reader = TensorReader(store, manifest, options)
     try:
-        return _check_files(store, manifest, reader, level, options.limits, unreferenced, progress)
+        return _check_files(manifest, reader, level, unreferenced, progress)
     finally:
         reader.close()
 
@@ -124,11 +122,9 @@ def _unreadable(level: Level, error: BcpError, keys: list[str]) -> Report:
 
 
 def _check_files(
-    store: Store,
     manifest: Manifest,
     reader: TensorReader,
     level: Level,
-    limits: Limits,
     unreferenced: tuple[str, ...],
     progress: Callable[[int], None],
 ) -> Report:
@@ -139,7 +135,7 @@ def _check_files(
         if row.kind != "data":
             continue
         key = DATA_PREFIX + row.name
-        found = _check_head(store, manifest, reader, number, key)
+        found = _check_head(manifest, reader, number, key)
         if not found and level == "full":
             bad, names, nbytes = check_blocks(reader, number, progress)
             found += bad
@@ -148,6 +144,8 @@ def _check_files(
         elif found:
             damaged |= dict.fromkeys(_names_in(reader, number))
         problems += found
+    if level == "full":
+        problems += check_values(reader, damaged)
     return Report(
         level=level,
         problems=tuple(problems),
@@ -157,13 +155,10 @@ def _check_files(
     )
 
 
-def _check_head(
-    store: Store, manifest: Manifest, reader: TensorReader, number: int, key: str
-) -> list[Problem]:
+def _check_head(manifest: Manifest, reader: TensorReader, number: int, key: str) -> list[Problem]:
     """Check a data file's presence, length, header, the zeros after it, and its table."""
     try:
-        reader.files.reader(number)
-        head = store.read(key, nbytes=ALIGNMENT_BYTES)
+        head = reader.files.read(number, 0, ALIGNMENT_BYTES).tobytes()
         header = decode_header(head, key=key, expect=Kind.DATA)
         if header.attempt_id != manifest.files[number].attempt_id:
             text = f"attempt id {header.attempt_id.hex()} in the header, "
@@ -178,8 +173,6 @@ def _check_head(
             raise
         return [Problem(code=error.code, where=key, message=str(error))]
     except FormatError as error:
-        if isinstance(error, LimitError):
-            raise
         return [Problem(code=error.code, where=key, message=str(error))]
     return []
 

@@ -193,6 +193,10 @@ def _read(document: Value, *, minor: int, position_bytes: int) -> Root:
     writer = read_map(needed["writer"], _WRITER_FIELDS, where="root key 'writer'", minor=minor)
     for key in ("require", "optional"):
         require_ascending(needed[key], f"root key {key!r}")
+    both = sorted(set(needed["require"]).intersection(needed["optional"]))
+    if both:  # BCP-MAN-006
+        text = f"feature {both[0][:80]!r} is in 'require' and in 'optional'"
+        raise fault(ErrorCode.ORDER, "root", text)
     for feature in needed["require"]:
         if feature not in KNOWN_FEATURES:  # BCP-MAN-007
             text = f"feature {feature[:80]!r} is required, this reader has {sorted(KNOWN_FEATURES)}"

@@ -123,6 +123,9 @@ def _files(value: Value, *, attempt_id: bytes, minor: int) -> tuple[FileRow, ...
         if len(unused) % 2:
             text = f"positions and sizes alternate, found {len(unused)} values"
             raise fault(ErrorCode.RANGE, f"files row {number} key 'unused'", text)
+        if 0 in unused[1::2]:  # BCP-MAN-021
+            text = "a range that is unused has at least 1 byte"
+            raise fault(ErrorCode.RANGE, f"files row {number} key 'unused'", text)
     for number, name in enumerate(needed["name"]):
         if not _FILE_NAME.fullmatch(name):  # BCP-FIL-002
             text = f"file name {name[:_SHOWN]!r} must match {_FILE_NAME.pattern}"

@@ -158,7 +158,7 @@ def test_what_has_no_form_is_refused_with_its_path(tmp_path: Path) -> None:
         (object(), "object"),
         (lambda: 0, "function"),
         (np.array(["a"]), "array"),
-        (torch.sparse_coo_tensor(torch.zeros(1, 1).long(), torch.ones(1), (3,)), "sparse"),
+        (torch.ones(3).to_sparse(), "sparse"),
         (torch.ones(2, device="meta"), "meta"),
         (1.0 + np.float128(1) if hasattr(np, "float128") else object(), ""),
     ):

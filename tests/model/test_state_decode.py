@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcpformat.errors import ErrorCode, FormatError, UnsupportedError
+from bcpformat.errors import ErrorCode, FormatError, LimitError, UnsupportedError
+from bcpformat.model.keys import by_value
 from bcpformat.model.limits import MAX_INTEGER
+from bcpformat.model.nodes import SET, encoded, int_bytes
 from bcpformat.model.state_decode import check_per_rank_value, check_state, decode_state
+from bcpformat.model.state_values import set_node
 from bcpformat.model.user_types import (
     TorchDevice,
     TorchDType,
@@ -289,7 +292,7 @@ def test_an_object_that_is_not_utf8_is_no_str() -> None:
     assert error.code is ErrorCode.STATE and "not UTF-8" in str(error)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x01\x00"])
+@pytest.mark.parametrize("data", [b"", b"\x01\x00", b"\x01"])
 def test_an_object_that_is_no_shortest_int_is_refused(data: bytes) -> None:
     refused([18, 4, 0], read_object=lambda _: data)
 
@@ -300,14 +303,55 @@ def test_an_object_that_is_no_shortest_int_is_refused(data: bytes) -> None:
         [6, [2, 1], [1], True, [1]],
         [6, [9, [2, 0]], [1], [9, False], [1]],
         [10, [2, 1], True],
+        [10, [2, 1], [4, struct.pack("<d", 1.0)]],
+        [10, [3, int_bytes(2**70)], [4, struct.pack("<d", 2.0**70)]],
         [10, [4, bytes(8)], [4, bytes(7) + b"\x80"]],
+        [10, [4, bytes(8)], [5, bytes(16)]],
+        [10, [9, False], [9, [2, 0]]],
         [10, [11, [2, 1], True]],
+        [10, [11, [2, 1]], [11, True]],
     ],
 )
-def test_what_differs_in_the_file_but_not_in_python_is_valid_and_not_decoded(node: Any) -> None:
-    problems = check_state(node, names=[], aliases={}, object_names=[], per_rank_paths=0)
+def test_what_is_equal_by_value_is_equal(node: Any) -> None:
+    ordered = [node[0], *sorted(node[1:], key=encoded)] if node[0] == 10 else node
+    problems = check_state(ordered, names=[], aliases={}, object_names=[], per_rank_paths=0)
 
-    assert problems == [] and "equal in Python" in str(refused(node))
+    assert [p.code for p in problems] == [ErrorCode.STATE]
+    assert refused(ordered).code is ErrorCode.STATE
+
+
+NUMBERS = st.one_of(
+    st.booleans(),
+    st.integers(-2, 2),
+    st.sampled_from([2**53 - 1, 2**53, -(2**60), 2**61 - 1]),
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 2.0**53, -(2.0**60), float("inf")]),
+    st.sampled_from([0j, 1 + 0j, complex(1, -0.0), complex(0.5, 1), complex(float("inf"), 0)]),
+    st.sampled_from(["", "1", b"", b"1", None]),
+)
+ELEMENTS = st.recursive(
+    NUMBERS,
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(ELEMENTS, ELEMENTS)
+def test_elements_are_equal_by_value_if_python_says_so(a: Any, b: Any) -> None:
+    nodes = [set_node(SET, [value], "", 1)[1] for value in (a, b)]
+
+    assert (by_value(nodes[0]) == by_value(nodes[1])) == (a == b)
+
+
+@pytest.mark.parametrize("kind", [6, 10])
+def test_many_keys_or_elements_of_one_hash_are_refused_at_once(kind: int) -> None:
+    chosen = [[3, int_bytes(k * (2**61 - 1))] for k in range(2**22, 2**22 + 300)]
+    chosen.sort(key=encoded)
+    node = [6, *(part for key in chosen for part in (key, True))] if kind == 6 else [10, *chosen]
+
+    with pytest.raises(LimitError) as caught:
+        decoded(node)
+
+    assert caught.value.code is ErrorCode.LIMIT
 
 
 def test_nan_of_different_bits_are_different_elements() -> None:

@@ -97,7 +97,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         block_log2=log2,
         block0=zeros,
     )
-    blocks = block_counts(table) if len(runs) else zeros
+    blocks = block_counts(table) if runs else zeros
     table = RunTable(
         file=zeros,
         position=position,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,12 +24,10 @@ def test_pieces_fill_their_runs_without_overlap_or_waste(pieces: list[tuple[int,
         rows = np.flatnonzero(packing.run == run)
         assert len(rows)
         assert (item[rows] == packing.run_item[run]).all()
-        spans = sorted(
-            (int(packing.offset[r]), int(packing.offset[r] + nbytes[r])) for r in rows
-        )
+        spans = sorted((int(packing.offset[r]), int(packing.offset[r] + nbytes[r])) for r in rows)
         assert spans[0][0] == 0
         assert spans[-1][1] == packing.run_raw[run]
-        for (_, stop), (start, _) in zip(spans, spans[1:], strict=False):
+        for (_, stop), (start, _) in pairwise(spans):
             assert start % 64 == 0
             assert 0 <= start - stop < 64
 

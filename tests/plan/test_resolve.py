@@ -36,8 +36,7 @@ def needed_blocks(manifest: Manifest, wants: list[tuple[int, Box]]) -> set[tuple
         for at, place in enumerate(elements_of(manifest, chunk)):
             for wanted, box in wants:
                 if wanted == tensor and all(
-                    o <= p < o + n
-                    for p, o, n in zip(place, box.origin, box.shape, strict=True)
+                    o <= p < o + n for p, o, n in zip(place, box.origin, box.shape, strict=True)
                 ):
                     byte = int(manifest.chunks.offset[chunk]) + at * size
                     found.add((run, byte >> int(manifest.runs.block_log2[run])))

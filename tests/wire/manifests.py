@@ -347,3 +347,20 @@ def manifest_with(kind: str, rows: object, count: int, *, minor: int = 0) -> byt
     parts.sort(key=lambda part: order.index(part[0]))
     root = root_values([row for _, row, _ in parts])
     return file_of(root, *(data for _, _, data in parts), minor=minor)
+
+
+COLUMN_CODES = {
+    **dict.fromkeys(("block", "codec", "item"), "<u1"),
+    **dict.fromkeys(("block0", "file", "path", "rank", "run"), "<u4"),
+    **dict.fromkeys(("nbytes", "offset", "position", "raw", "stored"), "<u8"),
+    **dict.fromkeys(("count", "extent", "origin", "start"), "<u8"),
+}
+
+
+def packed(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns with their lists packed, without those that are None."""
+    return {
+        name: np.array(values, COLUMN_CODES[name]).tobytes() if type(values) is list else values
+        for name, values in sorted(columns.items())
+        if values is not None
+    }

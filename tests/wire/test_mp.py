@@ -73,6 +73,7 @@ def length(n: int, fixed: int | None, below: int, tags: tuple[int | None, ...]) 
     raise AssertionError(n)
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_a_value_has_the_encoding_of_the_specification_and_is_decoded_from_it(value: Any) -> None:
     data = encode(value, max_depth=64)
@@ -82,6 +83,7 @@ def test_a_value_has_the_encoding_of_the_specification_and_is_decoded_from_it(va
     assert plain(walk(data, max_depth=64, where="")) == plain(value)
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_a_document_cut_anywhere_is_malformed(value: Any) -> None:
     data = encode(value, max_depth=64)
