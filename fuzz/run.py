@@ -1,7 +1,8 @@
 """Coverage-guided fuzzing of the readers: ``make fuzz``, or ``python fuzz/run.py --seconds 600``.
 
-Two targets take turns in one process: the manifest decoder, and a whole read of a checkpoint
-whose manifest (with checksums mended) or data file is damaged.  A finding is any exception that
+Three targets take turns in one process: the manifest decoder; a whole read of a checkpoint whose
+manifest or data file is damaged; and one whose sections are damaged under right digests, so that
+only the rules stand between the damage and the reader.  A finding is any exception that
 is not ours, a hang, or a value that differs from what was written without an error.
 """
 
@@ -15,12 +16,15 @@ from contextlib import suppress
 import atheris
 
 with atheris.instrument_imports(include=["bcpformat"]):
+    import msgpack
     import numpy as np
 
     import bcpformat
     from bcpformat.codec.digest import block_digest, document_digest
+    from bcpformat.codec.zstd import decompress_frame
     from bcpformat.engine.load import load_manifest
     from bcpformat.model.limits import Limits
+    from bcpformat.wire import Header, Kind, decode_root, decode_section, encode_header
 
 LIMITS = Limits(section_bytes=2**22, root_bytes=2**20, table_bytes=2**20)
 OPTIONS = bcpformat.ReadOptions(threads=1, budget_bytes=2**26, limits=LIMITS)
@@ -57,6 +61,43 @@ def mend(manifest: bytes) -> bytes:
         return bytes(head) + manifest[64:]
     root = manifest[64 : 64 + stored]
     return bytes(head) + root + document_digest(root) + manifest[64 + stored + 16 :]
+
+
+def unpacked(manifest: bytes) -> tuple[dict[str, object], list[bytes]]:
+    """Return the values of the root and the raw bytes of every section of a valid manifest."""
+    root = decode_root(manifest, key="seed", limits=LIMITS)
+    stored, raw = struct.unpack_from("<QQ", manifest, 32)
+    document = manifest[64 : 64 + stored]
+    if stored != raw:
+        document = decompress_frame(document, raw_bytes=raw)
+    sections = [
+        bytes(decode_section(row, manifest[row.position_bytes : row.end_bytes], key="seed"))
+        for row in root.sections
+    ]
+    return msgpack.unpackb(document), sections
+
+
+def packed(root: dict[str, object], sections: list[bytes], attempt_id: bytes) -> bytes:
+    """Return a manifest with these sections, every length and digest right."""
+    rows = root["sections"]
+    assert isinstance(rows, list)
+    for row, data in zip(rows, sections, strict=True):
+        row[3:] = ["none", len(data), len(data), document_digest(data)]
+    document = msgpack.packb(root)
+    head = manifest_head(attempt_id, len(document))
+    return head + document + document_digest(document) + b"".join(sections)
+
+
+def manifest_head(attempt_id: bytes, nbytes: int) -> bytes:
+    """Return the header of a manifest with a raw root."""
+    header = Header(
+        kind=Kind.MANIFEST,
+        attempt_id=attempt_id,
+        minor=0,
+        root_stored_bytes=nbytes,
+        root_raw_bytes=nbytes,
+    )
+    return encode_header(header)
 
 
 def store_with(manifest: bytes, files: dict[str, bytes]) -> bcpformat.MemoryStore:
@@ -116,22 +157,32 @@ def read(data: bytes) -> None:
     bcpformat.validate(store, options=OPTIONS)
 
 
+def rules(data: bytes) -> None:
+    """Read a checkpoint with a damaged section whose digests are right: only rules are left."""
+    manifest, files, _ = SEEDS[data[0] % len(SEEDS)]
+    root, sections = unpacked(manifest)
+    chosen = data[1] % len(sections)
+    sections[chosen] = damaged(data[2:], sections[chosen])
+    store = store_with(packed(root, sections, manifest[16:32]), files)
+    with suppress(bcpformat.BcpError):
+        bcpformat.read(store, as_numpy=True, options=OPTIONS)
+    bcpformat.validate(store, options=OPTIONS)
+
+
 def one(data: bytes) -> None:
     """Run one input through the target its first byte names."""
     if len(data) < 4:
         return
-    if data[0] % 2:
-        decode(data[1:])
-    else:
-        read(data[1:])
+    (decode, read, rules)[data[0] % 3](data[1:])
 
 
 def corpus() -> Iterator[bytes]:
     """Yield inputs to start from."""
     for manifest, _, _ in SEEDS:
-        yield b"\1" + manifest
+        yield b"\0" + manifest
     for row in range(6):
-        yield bytes([0, row % 3, row % 2]) + struct.pack("<HBB", 100 * row, 0, row)
+        yield bytes([1, row % 3, row % 2]) + struct.pack("<HBB", 100 * row, 0, row)
+        yield bytes([2, row % 3, row]) + struct.pack("<HBB", 5 * row, 0, row)
 
 
 def main() -> None:

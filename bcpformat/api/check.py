@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from bcpformat.api.opened import DEFAULT_READ
 from bcpformat.api.save import Location
@@ -79,9 +80,11 @@ def latest(root: Location, *, options: ReadOptions = DEFAULT_READ) -> str | Stor
             store.child(found.name), level="manifest", options=options, progress=lambda _: None
         )
         if report.ok:
-            if isinstance(root, (str, os.PathLike)):
-                return os.path.join(os.fspath(root), found.name)
-            return store.child(found.name)
+            if not isinstance(root, (str, os.PathLike)):
+                return store.child(found.name)
+            path = os.fspath(root)
+            is_url = path[:7].lower() == "file://"
+            return os.path.join(path, quote(found.name) if is_url else found.name)
     return None
 
 
@@ -93,7 +96,8 @@ def checkpoints(store: Store, *, options: ReadOptions) -> list[Found]:
             data = read_manifest_bytes(store.child(name))
             root = decode_root(data, key=MANIFEST_KEY, limits=options.limits)
         except BcpError as error:
-            if error.code is ErrorCode.IO:
+            # what nobody lets us read, such as lost+found, is not ours
+            if error.code is ErrorCode.IO and not isinstance(error.__cause__, PermissionError):
                 raise
             continue
         found.append(Found(name=name, step=root.step, created_us=root.created_us))

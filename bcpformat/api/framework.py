@@ -69,9 +69,7 @@ class Target:
 
 def unfit(dtype: str, shape: tuple[int, ...], refusal: str | None) -> Target:
     """Return the target of a leaf that cannot be filled; without a refusal for its data type."""
-    return Target(
-        dtype=dtype, shape=shape, address=0, strided=None, after=None, refusal=refusal
-    )
+    return Target(dtype=dtype, shape=shape, address=0, strided=None, after=None, refusal=refusal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +127,7 @@ def _numpy_target(value: object, cast: Cast, saved: DType) -> Target:
     name = _numpy_name(value.dtype)
     shape = tuple(value.shape)
     refusal = _numpy_refusal(value, name, cast, saved)
-    if refusal is not None or not may_cast(saved.name, name, cast):
+    if refusal is not None or not may_cast(saved.name, name, cast=cast):
         return unfit(name, shape, refusal)
     native = value.dtype.newbyteorder("<") == value.dtype
     if name == saved.name and native and saved.bits >= 8:
@@ -167,7 +165,7 @@ def _numpy_refusal(
     return None
 
 
-def may_cast(saved: str, wanted: str, cast: Cast) -> bool:
+def may_cast(saved: str, wanted: str, *, cast: Cast) -> bool:
     """Return whether elements of a saved data type may go to a wanted one.
 
     The imaginary part of a complex number is never dropped, whatever `cast` says.

@@ -12,16 +12,18 @@ import numpy as np
 
 from bcpformat.api.framework import Cast, Framework, Target, frameworks, may_cast
 from bcpformat.api.load import StateBuilder
-from bcpformat.api.mismatch import mismatch, mismatch_error, missing, prefix_hint, unexpected
+from bcpformat.api.mismatch import Names, mismatch, mismatch_error, missing, prefix_hint, unexpected
 from bcpformat.api.overlap import settle
 from bcpformat.api.selection import Filter, Rename, name_filter, name_map
 from bcpformat.engine.read import Destinations, TensorReader
-from bcpformat.errors import BcpError, Problem
+from bcpformat.errors import BcpError, ErrorCode, InvalidArgumentError, Problem
 from bcpformat.model.checks import tensor_nbytes
 from bcpformat.model.dtypes import DType
 from bcpformat.model.leaves import PerRank
+from bcpformat.model.limits import STATE_DEPTH
 from bcpformat.model.manifest import Node, ints
-from bcpformat.model.names import segment
+from bcpformat.model.names import segment, shortened
+from bcpformat.model.nodes import LIST, PER_RANK, TENSOR
 from bcpformat.model.state_walk import saved_leaves
 
 
@@ -73,9 +75,19 @@ class _Template:
         self.top: list[object] = [value]
         self.slots: list[_Slot] = []
         self._tuples: list[tuple[list[object], Any, Any]] = []
+        self._depth = 0
         self._collect("", value, self.top, 0)
 
     def _collect(self, name: str, value: object, container: Any, key: Any) -> None:
+        self._depth += 1
+        if self._depth > STATE_DEPTH + 1:
+            text = f"{shortened(name)}: the template nests deeper than {STATE_DEPTH}; "
+            text += "does a container hold itself?"
+            raise InvalidArgumentError(text, code=ErrorCode.DEPTH)
+        self._collect_value(name, value, container, key)
+        self._depth -= 1
+
+    def _collect_value(self, name: str, value: object, container: Any, key: Any) -> None:
         kind = type(value)
         if kind in (dict, OrderedDict) and value:
             assert isinstance(value, dict)
@@ -124,6 +136,7 @@ class TemplateReader:
         progress: Callable[[int], None],
     ) -> None:
         self._reader = reader
+        self._chosen = chosen
         self._take = name_filter(chosen)
         self._renamed = name_map(rename)
         self._cast: Cast = cast
@@ -148,11 +161,18 @@ class TemplateReader:
         plan = self._match(leaves.slots, saved)
         extra = [n for n in saved if n not in plan.used and self._take(n)]
         extra = [n for n in extra if not _covered(n, plan.used)]
-        problems = plan.problems + missing(plan.absent, saved) + unexpected(extra)
+        problems = plan.problems
+        if plan.absent:
+            problems += missing(plan.absent, Names(saved))
+        problems += unexpected(extra)
         hint = prefix_hint(plan.absent, extra)
-        if problems and (strict or (plan.arrays and not plan.wants)):
+        nothing = not (plan.wants or plan.plain or plan.ranks)
+        if nothing and not problems and self._chosen is not None:
+            text = f"filter {self._chosen!r:.200} selects none of the names of this checkpoint"
+            raise InvalidArgumentError(text, code=ErrorCode.MISMATCH)
+        if problems and (strict or nothing or (plan.arrays and not plan.wants)):
             if not strict:
-                hint = f"0 of {plan.arrays} tensors matched. {hint}"
+                hint = f"0 of {plan.arrays} tensors of the template matched. {hint}"
             raise mismatch_error(problems, hint)
         self._fill(plan)
         if strict:
@@ -201,7 +221,7 @@ class TemplateReader:
         self, plan: _Plan, slot: _Slot, name: str, node: Node, library: Framework | None
     ) -> None:
         row = _tensor_row(node)
-        per_rank = node[1] if isinstance(node, list) and node[0] == 19 else None
+        per_rank = node[1] if isinstance(node, list) and node[0] == PER_RANK else None
         if isinstance(slot.value, PerRank) != (per_rank is not None):
             have = "a per-rank value" if per_rank is not None else "one value for all ranks"
             text = f"the checkpoint has {have}, the template has {_words(slot.value)}"
@@ -239,12 +259,12 @@ class TemplateReader:
             text = f"cannot be a destination: {target.refusal}"
         elif target.shape != shape:
             text = f"shape {target.shape} in the template, {shape} in the checkpoint"
-        elif not may_cast(saved.name, target.dtype, self._cast):
+        elif not may_cast(saved.name, target.dtype, cast=self._cast):
             text = f"dtype {target.dtype} in the template, {saved.name} in the checkpoint"
-            for way, words in ((True, "True"), ("any", "'any'")):
-                if may_cast(saved.name, target.dtype, way):
-                    text += f"; pass cast={words} to convert"
-                    break
+            if may_cast(saved.name, target.dtype, cast=True):
+                text += "; pass cast=True to convert"
+            elif may_cast(saved.name, target.dtype, cast="any"):
+                text += "; pass cast='any' to convert"
         else:
             plan.wants.append(_Want(name, row, target.address, target))
             return
@@ -278,7 +298,7 @@ class TemplateReader:
         """Read plain values, then elements, and only then put plain values in their places."""
         changed: list[str] = []
         try:
-            plain = [(slot, self._builder.build(node, _silent)) for slot, node in plan.plain]
+            plain = self._plain(plan)
             rows = np.array([row for _, row in plan.ranks], dtype=np.int64)
             ranks = self._builder.per_rank_rows(rows) if plan.ranks else []
             wants = plan.wants
@@ -307,10 +327,18 @@ class TemplateReader:
                 more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
                 error.add_note(f"destinations that may have changed: {shown}{more}")
             raise
-        for slot, value in plain:
+        for (slot, _), value in zip(plan.plain, plain, strict=True):
             slot.container[slot.key] = _kept(slot.value, value)
         for (slot, _), value in zip(plan.ranks, ranks, strict=True):
             slot.container[slot.key] = PerRank(value)
+
+    def _plain(self, plan: _Plan) -> list[object]:
+        """Return the values of the plain slots, made together: one plan, not one for each."""
+        if [slot.name for slot, _ in plan.plain] == [""]:
+            return [self._builder.build(plan.plain[0][1], _silent)]
+        made = self._builder.build([LIST, *(node for _, node in plan.plain)], _silent)
+        assert isinstance(made, list)
+        return made
 
 
 def _silent(_nbytes: int) -> None:
@@ -346,7 +374,7 @@ def _covered(name: str, used: set[str]) -> bool:
 def _tensor_row(node: Node) -> int | None:
     if type(node) is int:
         return node
-    if isinstance(node, list) and node[0] == 0:
+    if isinstance(node, list) and node[0] == TENSOR:
         row = node[1]
         assert isinstance(row, int)
         return row

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from bcpformat.model.checks import tensor_nbytes
 from bcpformat.model.dtypes import DType
 from bcpformat.model.leaves import FLAG_NUMPY, PerRankValues
 from bcpformat.model.manifest import Manifest, Node, ints
+from bcpformat.model.nodes import TORCH_DEVICE, TORCH_DTYPE, TORCH_SIZE
 from bcpformat.model.state_decode import decode_state, prune_state, state_leaves
 from bcpformat.model.user_types import default_types
 from bcpformat.wire import decode_document
@@ -38,7 +40,8 @@ class StateBuilder:
         self._reader = reader
         self._manifest: Manifest = reader.manifest
         self._nbytes = tensor_nbytes(self._manifest.tensors)
-        self._torch = load_torch() if not as_numpy and torch_installed() else None
+        self._may_use_torch = not as_numpy and torch_installed()
+        self._torch: Framework | None = None  # imported when a value needs it
 
     def whole(self, chosen: Filter, progress: Callable[[int], None]) -> object:
         """Return the state, or the part of it that a filter selects."""
@@ -68,12 +71,23 @@ class StateBuilder:
             tensor=tensor,
             read_object=self.read_object,
             per_rank=self.per_rank_values,
-            builders=self._torch.builders if self._torch is not None else {},
+            builders=self._builders(),
             types=default_types(),
         )
 
     def _library(self, flags: int) -> Framework:
-        return NUMPY if self._torch is None or flags & FLAG_NUMPY else self._torch
+        if flags & FLAG_NUMPY or not self._may_use_torch:
+            return NUMPY
+        if self._torch is None:
+            self._torch = load_torch()
+        return self._torch
+
+    def _builders(self) -> Mapping[int, Callable[[Any], object]]:  # Any: see `Builder`
+        """Return what makes values of torch's own types; torch is imported for the first one."""
+        if not self._may_use_torch:
+            return {}
+        kinds = (TORCH_SIZE, TORCH_DTYPE, TORCH_DEVICE)
+        return {kind: partial(_build, kind) for kind in kinds}
 
     def _allocate(self, root: Node) -> dict[tuple[int, str], _Made]:
         table = self._manifest.tensors
@@ -139,7 +153,7 @@ class StateBuilder:
             tensor=refuse,
             read_object=_refuse_object,
             per_rank=refuse,
-            builders=self._torch.builders if self._torch is not None else {},
+            builders=self._builders(),
             types=default_types(),
             inline=self._inline,
         )
@@ -152,6 +166,10 @@ class StateBuilder:
             copy(allocated.address, address_of(np.frombuffer(data, dtype=np.uint8)), len(data))
         value = allocated.after() if allocated.after is not None else allocated.value
         return library.finish(value, flags)
+
+
+def _build(kind: int, value: Any) -> object:  # Any: see `Builder`
+    return load_torch().builders[kind](value)
 
 
 def _refuse_object(_row: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from bcpformat.errors import ErrorCode, MismatchError, Problem
@@ -11,6 +12,8 @@ SHOWN = 40
 """Problems that an error's message lists; `problems` has all."""
 NEAR_MISSES = 20
 """Missing names for which similar saved names are looked up."""
+NEIGHBOURS = 16
+"""Names looked at on each side of where a missing one would stand."""
 
 
 def mismatch(where: str, message: str) -> Problem:
@@ -18,12 +21,35 @@ def mismatch(where: str, message: str) -> Problem:
     return Problem(code=ErrorCode.MISMATCH, where=where, message=message)
 
 
-def missing(names: Sequence[str], saved: Iterable[str]) -> list[Problem]:
+class Names:
+    """Names among which similar ones are looked for.
+
+    Comparing with each of 20,000 names takes seconds.  A similar name nearly always shares its
+    start or its end, and those that share the longest stand next to it in order.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._forward = sorted(names)
+        self._backward = sorted(name[::-1] for name in self._forward)
+
+    def near(self, name: str) -> list[str]:
+        """Return the names with the longest starts and ends in common, most similar first."""
+        found = dict.fromkeys(_around(self._forward, name))
+        found |= dict.fromkeys(other[::-1] for other in _around(self._backward, name[::-1]))
+        return difflib.get_close_matches(name, found, n=len(found) or 1, cutoff=0)
+
+
+def _around(names: list[str], name: str) -> list[str]:
+    at = bisect_left(names, name)
+    return names[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS]
+
+
+def missing(names: Sequence[str], saved: Names) -> list[Problem]:
     """Return a problem for each name that the checkpoint lacks, with similar names it has."""
-    known = sorted(saved)
     found = []
     for row, name in enumerate(names):
-        near = difflib.get_close_matches(name, known, n=3) if row < NEAR_MISSES else []
+        near = saved.near(name) if row < NEAR_MISSES else []
+        near = difflib.get_close_matches(name, near, n=3)
         hint = f"; similar: {', '.join(repr(n) for n in near)}" if near else ""
         found.append(mismatch(name, f"missing: the checkpoint does not have it{hint}"))
     return found
@@ -34,50 +60,44 @@ def unexpected(names: Iterable[str]) -> list[Problem]:
     return [mismatch(n, "unexpected: the template does not have it") for n in names]
 
 
-def prefix_hint(absent: Sequence[str], extra: Iterable[str]) -> str:
+def prefix_hint(absent: Sequence[str], extra: Sequence[str]) -> str:
     """Return a sentence if one inserted or dropped prefix explains most missing names, or ""."""
-    others = set(extra)
-    if not absent or not others:
+    if not absent or not extra:
         return ""
+    others, names = set(extra), Names(extra)
     for want in absent[:3]:
-        near = difflib.get_close_matches(want, sorted(others), n=2, cutoff=0.3)
-        for have in [*near, *sorted(o for o in others if o.endswith(want))[:2]]:
-            for longer, shorter, words in (
-                (have, want, "the checkpoint's names have"),
-                (want, have, "the template's names have"),
-            ):
-                cut = _inserted(longer, shorter)
-                if cut is None:
-                    continue
-                at, piece = cut
-                head = shorter[:at]
-                if longer is have:
-                    hits = sum(
-                        n.startswith(head) and head + piece + n[at:] in others for n in absent
-                    )
-                else:
-                    hits = sum(
-                        n.startswith(head + piece) and head + n[at + len(piece) :] in others
-                        for n in absent
-                    )
-                if 2 * hits > len(absent):
-                    place = f" after {head!r}" if head else ""
-                    return (
-                        f"{hits} of {len(absent)} missing names would match: {words} "
-                        f"the extra prefix {piece!r}{place}; pass rename="
-                    )
+        for have in names.near(want):
+            is_longer = len(have) > len(want)
+            cut = _inserted(have, want) if is_longer else _inserted(want, have)
+            if cut is None:
+                continue
+            head, piece = cut
+            hits = sum(_moved(name, head, piece, insert=is_longer) in others for name in absent)
+            if 2 * hits > len(absent):
+                whose = "the checkpoint's" if is_longer else "the template's"
+                place = f" after {head!r}" if head else ""
+                return (
+                    f"{hits} of {len(absent)} missing names would match: {whose} names have "
+                    f"the extra prefix {piece!r}{place}; pass rename="
+                )
     return ""
 
 
-def _inserted(longer: str, shorter: str) -> tuple[int, str] | None:
-    """Return where and what was inserted into `shorter` to make `longer`, at a segment's start."""
-    extra = len(longer) - len(shorter)
-    if extra <= 0:
+def _moved(name: str, head: str, piece: str, *, insert: bool) -> str | None:
+    """Return a name with `piece` put in or taken out after `head`, None if it is not there."""
+    before = head if insert else head + piece
+    if not name.startswith(before):
         return None
-    starts = [0] + [i + 1 for i, c in enumerate(shorter) if c == "/"]
+    return head + (piece if insert else "") + name[len(before) :]
+
+
+def _inserted(longer: str, shorter: str) -> tuple[str, str] | None:
+    """Return after what and what was put into `shorter` to make `longer`, at a part's start."""
+    extra = len(longer) - len(shorter)
+    starts = [0, *(i + 1 for i, c in enumerate(shorter) if c == "/")]
     for at in starts:
-        if longer[:at] == shorter[:at] and longer[at + extra :] == shorter[at:]:
-            return at, longer[at : at + extra]
+        if extra and longer[:at] == shorter[:at] and longer[at + extra :] == shorter[at:]:
+            return shorter[:at], longer[at : at + extra]
     return None
 
 

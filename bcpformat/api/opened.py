@@ -15,7 +15,7 @@ from bcpformat.api.save import Location, check_group
 from bcpformat.api.selection import Filter, Rename
 from bcpformat.engine.collector import paused_collector
 from bcpformat.engine.load import load_manifest
-from bcpformat.engine.memory import address_of
+from bcpformat.engine.memory import Bytes, address_of
 from bcpformat.engine.options import ReadOptions
 from bcpformat.engine.read import Destinations, TensorReader
 from bcpformat.errors import InvalidArgumentError, StateError
@@ -23,6 +23,7 @@ from bcpformat.model.checks import CODEC_RAW
 from bcpformat.model.dtypes import DType, unpack_subbyte
 from bcpformat.model.manifest import Manifest, Value, ints
 from bcpformat.model.region import Box
+from bcpformat.plan.resolve import Task
 from bcpformat.storage import open_store
 
 Index: TypeAlias = (
@@ -133,11 +134,15 @@ class TensorView:
         reader = self._checkpoint.reader
         pieces, blocks = reader.index.resolve(ints([self._row]), {})
         plan = reader.plan(pieces, blocks)
+
+        def check(task: Task, stored: Bytes, raw: Bytes) -> None:
+            filled = reader.fetch(task, plan, blocks, stored, raw)
+            if not self._checkpoint.options.verify:  # else `fetch` did it
+                for bad in reader.bad_blocks(task, plan, blocks, filled):
+                    raise bad.error
+
         if plan.tasks:
-            reader.for_each_task(
-                plan,
-                lambda task, stored, raw: _drop(reader.fetch(task, plan, blocks, stored, raw)),
-            )
+            reader.for_each_task(plan, check)
 
 
 class Checkpoint(Mapping[str, TensorView]):
@@ -147,6 +152,7 @@ class Checkpoint(Mapping[str, TensorView]):
 
     Attributes:
         manifest: Everything the manifest says.
+        options: How it is read.
 
     Example:
         >>> import bcpformat, numpy
@@ -158,9 +164,11 @@ class Checkpoint(Mapping[str, TensorView]):
     """
 
     def __init__(self, location: Location, *, options: ReadOptions = DEFAULT_READ) -> None:
+        if not isinstance(options, ReadOptions):
+            raise InvalidArgumentError(f"options must be ReadOptions(...), got {options!r:.200}")
         self._store = open_store(location)
         self.manifest: Manifest = load_manifest(self._store, limits=options.limits)
-        self._options = options
+        self.options = options
         self._reader: TensorReader | None = TensorReader(self._store, self.manifest, options)
         table = self.manifest.tensors
         self._rows = {name: row for row, name in enumerate(table.names)}
@@ -289,10 +297,6 @@ def read(
 
 def _silent(_nbytes: int) -> None:
     """Show nothing."""
-
-
-def _drop(_filled: object) -> None:
-    """Keep nothing."""
 
 
 def _numel(shape: tuple[int, ...]) -> int:

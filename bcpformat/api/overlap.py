@@ -31,9 +31,7 @@ class Clash:
     second: int
 
 
-def memory_at(
-    address: int, *, shape: Sequence[int], strides: Sequence[int], size: int
-) -> Memory:
+def memory_at(address: int, *, shape: Sequence[int], strides: Sequence[int], size: int) -> Memory:
     """Return an array over any memory, such as that of a device.
 
     Args:
@@ -133,7 +131,8 @@ def _whole(address: Ints, nbytes: Ints, want: int) -> Memory:
 
 def _meet(first: Memory, second: Memory) -> bool:
     """Return whether two arrays share memory, or may."""
+    bound: Any = _MOST_WORK  # Any: numpy's stub knows two of all integers
     try:
-        return bool(np.shares_memory(first, second, max_work=_MOST_WORK))
+        return bool(np.shares_memory(first, second, max_work=bound))
     except np.exceptions.TooHardError:
         return True

@@ -89,6 +89,8 @@ def write(
         {'w': array([0., 1., 2., 3., 4., 5.]), 'epoch': 3}
     """
     check_group(group)
+    if not isinstance(options, WriteOptions):
+        raise InvalidArgumentError(f"options must be WriteOptions(...), got {options!r:.200}")
     with paused_collector():
         return save(
             open_store(location),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import translate
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from bcpformat.errors import InvalidArgumentError
 
-Filter: TypeAlias = str | Sequence[str] | Callable[[str], bool] | None
+Filter: TypeAlias = str | Collection[str] | Callable[[str], bool] | None
 """Shell-style patterns of names (``*`` crosses ``/``), or a function; None takes every name.
 
 A pattern that matches the name of a container takes everything below it: ``"model"`` takes
@@ -26,8 +26,8 @@ def name_filter(chosen: Filter) -> Callable[[str], bool]:
         return lambda _: True
     if callable(chosen):
         return chosen
-    patterns = [chosen] if isinstance(chosen, str) else list(chosen)
-    if not all(isinstance(p, str) for p in patterns):
+    patterns: Any = [chosen] if isinstance(chosen, str) else chosen  # Any: looked at
+    if not isinstance(patterns, Iterable) or not all(isinstance(p, str) for p in patterns):
         raise InvalidArgumentError(f"filter must be patterns or a function, got {chosen!r}")
     matches = [re.compile(translate(p)).match for p in patterns]
     matches += [re.compile(translate(p.rstrip("/") + "/*")).match for p in patterns]
@@ -40,8 +40,14 @@ def name_map(rename: Rename) -> Callable[[str], str]:
         return lambda name: name
     if callable(rename):
         return rename
-    table = dict(rename)
-    prefixes = sorted((k for k in table), key=len, reverse=True)
+    given: Any = rename  # Any: looked at
+    if not isinstance(given, Mapping) or not all(
+        isinstance(name, str) for pair in given.items() for name in pair
+    ):
+        text = f"rename must be a mapping of names to names or a function, got {rename!r:.200}"
+        raise InvalidArgumentError(text)
+    table: dict[str, str] = dict(given)
+    prefixes = sorted(table, key=len, reverse=True)
 
     def renamed(name: str) -> str:
         if name in table:

@@ -144,9 +144,9 @@ def _from_checkpoint(source: Source, target: Kind, args: argparse.Namespace) -> 
 
 def _print_written(report: WriteReport, args: argparse.Namespace) -> None:
     raw, stored = report.raw_bytes, report.stored_bytes
-    ratio = f", ratio {raw / stored:.2f}" if stored else ""
+    smaller = f" as {human_bytes(stored)}, ratio {raw / stored:.2f}," if stored < raw else ""
     print(
-        f"wrote {human_bytes(raw)} as {human_bytes(stored)}{ratio}, in "
+        f"wrote {human_bytes(raw)}{smaller} in "
         f"{counted(len(report.files), 'data file')}, to {display(args.destination)}"
     )
 

@@ -24,6 +24,10 @@ Only the manifest is read.  Exit code 1: there is no checkpoint at this place.
 """
 
 
+_MOST_ROWS = 12
+"""Rows of a table of totals that are printed; `--json` has all."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.epilog = _EXAMPLES
@@ -109,12 +113,14 @@ def _print_summary(found: Description, style: Style) -> None:
     ):
         if rows:
             print(style.bold(f"\n{title}"))
-        width = max((len(display(str(row[key]))) for row in rows), default=0)
-        for row in rows:
+        width = max((len(display(str(row[key]))) for row in rows[:_MOST_ROWS]), default=0)
+        for row in rows[:_MOST_ROWS]:
             print(
                 f"  {display(str(row[key])):<{width}}  {human_bytes(row['bytes']):>10}  "
                 f"{counted(row['tensors'], 'tensor')}"
             )
+        if len(rows) > _MOST_ROWS:
+            print(style.dim(f"  ... and {len(rows) - _MOST_ROWS} more"))
 
 
 def _print_tree(found: Description, items: list[Item], style: Style) -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bcpformat.errors import ErrorCode, InvalidArgumentError
-from bcpformat.model.limits import DEFAULT_LIMITS, Limits
+from bcpformat.model.limits import DEFAULT_LIMITS, MAX_INTEGER, Limits
 from bcpformat.model.manifest import Value
 
+MAX_THREADS = 2**10
 CodecName = Literal["raw", "zstd", "planes-zstd", "auto"]
 
 
@@ -46,10 +47,10 @@ class WriteOptions:
             raise InvalidArgumentError(f"codec must be one of {known}, got {self.codec!r}")
         if self.capture not in ("copy", "lazy"):
             raise InvalidArgumentError(f"capture must be 'copy' or 'lazy', got {self.capture!r}")
-        if not 1 <= self.level <= 19:
-            raise InvalidArgumentError(f"level must be 1 to 19, got {self.level}")
-        if self.threads < 1:
-            raise InvalidArgumentError(f"threads must be at least 1, got {self.threads}")
+        _check_integer("level", self.level, 1, 19)
+        _check_integer("threads", self.threads, 1, MAX_THREADS)
+        if not isinstance(self.user, Mapping):
+            raise InvalidArgumentError(f"user must be a mapping, got {self.user!r:.200}")
         for name, unbuilt in (
             ("codec='auto'", self.codec == "auto"),
             ("tile", self.tile is not False),
@@ -82,7 +83,15 @@ class ReadOptions:
     limits: Limits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise InvalidArgumentError(f"threads must be at least 1, got {self.threads}")
-        if self.budget_bytes is not None and self.budget_bytes < 1:
-            raise InvalidArgumentError(f"budget_bytes must be at least 1, got {self.budget_bytes}")
+        _check_integer("threads", self.threads, 1, MAX_THREADS)
+        if self.budget_bytes is not None:
+            _check_integer("budget_bytes", self.budget_bytes, 1, MAX_INTEGER)
+        if not isinstance(self.verify, bool):
+            raise InvalidArgumentError(f"verify must be True or False, got {self.verify!r}")
+        if not isinstance(self.limits, Limits):
+            raise InvalidArgumentError(f"limits must be Limits(...), got {self.limits!r:.200}")
+
+
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidArgumentError(f"{name} must be an integer, {low} to {high}, got {value!r}")

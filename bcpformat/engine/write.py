@@ -106,8 +106,7 @@ def save(
         CommitError: The data is written but the manifest could not be published.
         StorageError: The store failed; nothing was published.
     """
-    if step is not None and not 0 <= step <= MAX_INTEGER:
-        raise InvalidArgumentError(f"step must be 0 to 2^53-1, got {step}")
+    step = _checked_step(step)
     _refuse_existing(store)
     attempt_id = os.urandom(16)
     gathered = _gather(state)
@@ -141,6 +140,21 @@ def save(
         manifest_bytes=len(document),
         files=tuple(keys),
     )
+
+
+def _checked_step(step: object) -> int | None:
+    """Return a step as an int, those of numpy too.
+
+    Raises:
+        InvalidArgumentError: It is no integer of the format, or a bool.
+    """
+    if step is None:
+        return None
+    if not isinstance(step, (int, np.integer)) or isinstance(step, bool):
+        raise InvalidArgumentError(f"step must be an integer or None, got {step!r:.200}")
+    if not 0 <= step <= MAX_INTEGER:
+        raise InvalidArgumentError(f"step must be 0 to 2^53-1, got {step}")
+    return int(step)
 
 
 def _refuse_existing(store: Store) -> None:

@@ -151,7 +151,7 @@ def _target(value: object, cast: Cast, saved: DType) -> Target:
     name = DTYPE_NAMES.get(value.dtype, str(value.dtype))
     shape = logical_shape(tuple(value.shape), value.dtype)
     refusal = _refusal(value, name, cast, saved)
-    if refusal is not None or not may_cast(saved.name, name, cast):
+    if refusal is not None or not may_cast(saved.name, name, cast=cast):
         return unfit(name, shape, refusal)
     if name == saved.name and value.is_cpu and not value.is_neg() and not value.is_conj():
         if value.is_contiguous():

@@ -63,7 +63,8 @@ def _check_task(
 
     def note(row: int, code: ErrorCode, message: str) -> None:
         run, index = int(blocks.run[row]), int(blocks.index[row])
-        problem = Problem(code=code, where=reader.files.key(task.file), message=message)
+        key = reader.files.key(task.file)
+        problem = Problem(code=code, where=key, message=message.removeprefix(f"{key}: "))
         results.append((int(blocks.number[row]), problem, reader.tenants(run, index)))
 
     reader.read_stored(task, stored)
@@ -132,8 +133,9 @@ class _Holes:
         low = index << int(self._manifest.runs.block_log2[run])
         high = low + len(data)
         rows = slice(int(np.searchsorted(self._run, run)), int(np.searchsorted(self._run, run + 1)))
-        start, stop, tails = self._start[rows], self._stop[rows], self._tails[rows]
-        ends = np.append(start[1:], int(self._manifest.runs.raw[run]))
+        ends = np.append(self._start[rows], int(self._manifest.runs.raw[run]))
+        stop = np.append(0, self._stop[rows])
+        tails = np.append(0, self._tails[rows])
         near = np.flatnonzero((ends > low) & (stop <= high))
         for a, b, mask in zip(
             stop[near].tolist(), ends[near].tolist(), tails[near].tolist(), strict=True

@@ -24,7 +24,7 @@ from bcpformat.errors import (
     Problem,
     StorageError,
 )
-from bcpformat.model.checks import block_counts, check_manifest
+from bcpformat.model.checks import check_manifest
 from bcpformat.model.limits import ALIGNMENT_BYTES
 from bcpformat.model.manifest import DATA_PREFIX, MANIFEST_KEY, Manifest
 from bcpformat.storage.store import Store
@@ -171,17 +171,20 @@ def _check_head(manifest: Manifest, reader: TensorReader, number: int, key: str)
     except StorageError as error:
         if error.code not in CHECKED_CODES:
             raise
-        return [Problem(code=error.code, where=key, message=str(error))]
+        return [Problem(code=error.code, where=key, message=str(error).removeprefix(f"{key}: "))]
     except FormatError as error:
-        return [Problem(code=error.code, where=key, message=str(error))]
+        return [Problem(code=error.code, where=key, message=str(error).removeprefix(f"{key}: "))]
     return []
 
 
 def _names_in(reader: TensorReader, number: int) -> list[str]:
-    rows = reader.files.runs(number)
-    counts = block_counts(reader.manifest.runs)[rows]
-    names: dict[str, None] = {}
-    for run, count in zip(range(rows.start, rows.stop), counts.tolist(), strict=True):
-        for index in np.arange(count).tolist():
-            names |= dict.fromkeys(reader.tenants(run, index))
-    return list(names)
+    """Return the names of whatever has bytes in a data file."""
+    manifest, rows = reader.manifest, reader.files.runs(number)
+    held = (manifest.chunks.run >= rows.start) & (manifest.chunks.run < rows.stop)
+    tensors = np.unique(reader.index.geometry.tensor[held]).tolist()
+    names = [manifest.tensors.names[tensor] for tensor in tensors]
+    names += [o.name for o in manifest.objects if rows.start <= o.run < rows.stop]
+    ranks = manifest.per_rank
+    held = (ranks.run >= rows.start) & (ranks.run < rows.stop)
+    places = zip(ranks.path[held].tolist(), ranks.rank[held].tolist(), strict=True)
+    return names + [f"per-rank value {path} of rank {rank}" for path, rank in places]

@@ -290,6 +290,7 @@ def check_rule(bad: Bools, code: ErrorCode, where: str, column: Ints, rule: str)
 def _check_runs(runs: RunTable) -> None:
     """Raise for the first rule of the section that the rows break (spec 7.4)."""
     check_rule(runs.raw < 1, ErrorCode.RANGE, "runs", runs.raw, "raw must be at least 1")
+    check_rule(runs.stored < 1, ErrorCode.RANGE, "runs", runs.stored, "stored must be at least 1")
     bad = ~np.isin(runs.codec, list(Codec))
     check_rule(bad, ErrorCode.CODEC, "runs", runs.codec, "codec must be in the registry")
     bad = ~np.isin(runs.item, (1, 2, 4, 8))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -221,7 +222,8 @@ def _flat(values: Any) -> list[int]:
 class Draft:
     """A checkpoint as plain values; rows are maps from key or column to value.
 
-    A file row without `digest` gets the digest of its table.  A chunk row also has `tensor`.
+    The file rows are those of `data`, in its order; one without `digest` gets the digest of its
+    table, and a key whose value is None is left out.  A chunk row also has `tensor` and `shape`.
     """
 
     state: Any
@@ -268,16 +270,15 @@ class Draft:
     def add_chunk(self, tensor: int, *, run: int, offset: int = 0, **region: Any) -> None:
         """Add a chunk; what `region` does not say of origin, extent, start, count is all."""
         shape = list(self.tensors[tensor]["shape"])
-        row: Row = {"tensor": tensor, "run": run, "offset": offset, "start": 0}
+        row: Row = {"tensor": tensor, "shape": shape, "run": run, "offset": offset, "start": 0}
         row |= {"origin": [0] * len(shape), "extent": shape}
         row |= region
         self.chunks.append({"count": prod(row["extent"]), **row})
 
     def parts(self) -> Parts:
         """Return the checkpoint with its sections as bytes."""
-        digests = {n: {"digest": xxh128(d.table_bytes())} for n, d in self.data.items()}
         contents: list[tuple[str, Sequence[Any], Callable[[], object]]] = [
-            ("files", self.files, lambda: [digests.get(r.get("name"), {}) | r for r in self.files]),
+            ("files", self.files, self._file_rows),
             ("tensors", self.tensors, lambda: self.tensors),
             ("runs", self.runs, lambda: columns(self.runs, RUN_COLUMNS)),
             ("chunks", self.chunks, self._chunk_columns),
@@ -291,10 +292,15 @@ class Draft:
         data = {name: file.encoded() for name, file in self.data.items()}
         return Parts(self.header, self.root, sections, data)
 
+    def _file_rows(self) -> list[Row]:
+        digests = [{"digest": xxh128(file.table_bytes())} for file in self.data.values()]
+        rows = [digest | row for digest, row in zip_longest(digests, self.files, fillvalue={})]
+        return [{k: value for k, value in row.items() if value is not None} for row in rows]
+
     def _chunk_columns(self) -> dict[str, bytes]:
         rows = []
         for row in self.chunks:
-            shape = self.tensors[row["tensor"]]["shape"]
+            shape = row["shape"]
             usual = {"elements": prod(row["extent"]), "shape": shape, "zeros": [0] * len(shape)}
             rows.append(row | usual)
         return columns(rows, CHUNK_COLUMNS)

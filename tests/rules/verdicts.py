@@ -32,6 +32,8 @@ def shown(value: object) -> object:
         return {key: shown(item) for key, item in value.items()}
     if isinstance(value, list):
         return [shown(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(shown(item) for item in value)
     return value
 
 

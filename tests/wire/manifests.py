@@ -79,7 +79,7 @@ def file_rows(draw: st.DrawFn, extra: Sequence[str]) -> FileRow:
         digest=draw(st.binary(min_size=16, max_size=16)),
         lengths=draw(st.booleans()),
         kind=draw(st.sampled_from(["data", "parity"])),
-        unused=tuple((position, draw(INTEGERS)) for position in positions),
+        unused=tuple((position, max(1, draw(INTEGERS))) for position in positions),
         extra=draw(extras(extra)),
     )
 
@@ -157,7 +157,7 @@ def run_tables(draw: st.DrawFn) -> RunTable:
         file=ints([file for file, _ in pairs]),
         position=ints([position for _, position in pairs]),
         raw=raw,
-        stored=raw if draw(st.booleans()) else column(draw, rows),
+        stored=raw if draw(st.booleans()) else column(draw, rows, least=1),
         codec=column(draw, rows, 2),
         item=ints([draw(st.sampled_from([1, 2, 4, 8])) for _ in range(rows)]),
         block_log2=column(draw, rows, 30, 12),

@@ -204,10 +204,10 @@ def test_a_file_name_of_the_grammar_is_accepted(name: str) -> None:
 
 
 def test_a_file_of_another_attempt_may_have_unused_ranges() -> None:
-    (file,) = decode("files", [row("files", attempt=DIGEST, unused=[4096, 1, 8192, 0])])
+    (file,) = decode("files", [row("files", attempt=DIGEST, unused=[4096, 1, 8192, 2])])
 
     assert file.attempt_id == DIGEST
-    assert file.unused == ((4096, 1), (8192, 0))
+    assert file.unused == ((4096, 1), (8192, 2))
 
 
 def test_every_data_type_of_the_registry_is_accepted() -> None:
