@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from bcpformat.api.failures import own_failures
 from bcpformat.api.opened import DEFAULT_READ
 from bcpformat.api.save import Location
 from bcpformat.engine.load import read_manifest_bytes
@@ -18,6 +19,7 @@ from bcpformat.validate import Level, Report, validate_store
 from bcpformat.wire import decode_root
 
 
+@own_failures()
 def validate(
     location: Location,
     *,
@@ -58,6 +60,7 @@ class Found:
     created_us: int
 
 
+@own_failures()
 def latest(root: Location, *, options: ReadOptions = DEFAULT_READ) -> str | Store | None:
     """Return the location of the newest checkpoint below `root` that validates, None without one.
 
@@ -93,7 +96,7 @@ def checkpoints(store: Store, *, options: ReadOptions) -> list[Found]:
     found = []
     for name in store.children():
         try:
-            data = read_manifest_bytes(store.child(name))
+            data = read_manifest_bytes(store.child(name), limits=options.limits)
             root = decode_root(data, key=MANIFEST_KEY, limits=options.limits)
         except BcpError as error:
             # what nobody lets us read, such as lost+found, is not ours

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from bcpformat.api.failures import own_failures
 from bcpformat.api.into import TemplateReader
 from bcpformat.api.load import read_whole
 from bcpformat.api.save import Location, check_group
@@ -80,9 +81,12 @@ class TensorView:
         dtype: Any = None,
         copy: bool | None = None,  # noqa: FBT001
     ) -> Array:
+        if copy is False:
+            raise ValueError("a tensor of a checkpoint has no array without a copy; use mmap")
         array = self.read()
         return array if dtype is None else array.astype(dtype)
 
+    @own_failures()
     def _read(self, box: Box) -> Array:
         dtype = DType.named(self.dtype)
         reader = self._checkpoint.reader
@@ -102,8 +106,9 @@ class TensorView:
     def mmap(self) -> Array:
         """Return the elements as a read-only view of the file, without a copy, **unverified**.
 
-        Call `verify` to check them.  The view is valid while the checkpoint is open and its
-        file is not changed.
+        Call `verify` to check what the file holds now.  Whoever can write the file changes the
+        elements of the view too, even after that, and a file that is cut short while it is mapped
+        ends the process (BCP-SEC-005): map only what nobody changes, `read` all else.
 
         Raises:
             InvalidArgumentError: The tensor is not stored as one raw chunk, or the store has
@@ -125,6 +130,7 @@ class TensorView:
         data = np.frombuffer(whole, dtype=np.uint8)[start : start + self.nbytes]
         return data.view(dtype.numpy).reshape(self.shape)
 
+    @own_failures()
     def verify(self) -> None:
         """Read and check all blocks that hold the tensor, without keeping them.
 
@@ -208,6 +214,7 @@ class Checkpoint(Mapping[str, TensorView]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    @own_failures()
     def state(self, *, filter: Filter = None, as_numpy: bool = True) -> object:
         """Return the state with numpy arrays (or torch tensors) in it."""
         return read_whole(self.reader, chosen=filter, as_numpy=as_numpy, progress=_silent)
@@ -230,6 +237,7 @@ class Checkpoint(Mapping[str, TensorView]):
         self.close()
 
 
+@own_failures()
 def open_checkpoint(location: Location, *, options: ReadOptions = DEFAULT_READ) -> Checkpoint:
     """Open a checkpoint lazily: names, shapes and types now, elements when indexed.
 
@@ -240,6 +248,7 @@ def open_checkpoint(location: Location, *, options: ReadOptions = DEFAULT_READ) 
     return Checkpoint(location, options=options)
 
 
+@own_failures()
 def read(
     location: Location,
     *,

@@ -98,7 +98,8 @@ def settle(
         near = [first for first in near if high[first] > low[second]]
         for first in near:
             here, there = memory.get(first), memory.get(second)
-            if row[first] == row[second] and _is_same(address, first, second, here, there):
+            same = row[first] == row[second] and nbytes[first] == nbytes[second]
+            if same and _is_same(address, first, second, here, there):
                 repeats.add(second)
                 break
             if _meet(
@@ -117,8 +118,7 @@ def _is_same(
 ) -> bool:
     if here is None or there is None:
         return here is there and address[first] == address[second]
-    a, b = _geometry(here), _geometry(there)
-    return a == b
+    return _geometry(here) == _geometry(there)
 
 
 def _geometry(array: Memory) -> tuple[Any, ...]:  # Any: address, shape, strides and type

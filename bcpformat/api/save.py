@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from bcpformat.api.failures import own_failures
 from bcpformat.api.framework import frameworks
 from bcpformat.engine.collector import paused_collector
 from bcpformat.engine.options import WriteOptions
@@ -52,6 +53,7 @@ def check_group(group: object) -> None:
             raise InvalidArgumentError(text, code=ErrorCode.NOT_BUILT)
 
 
+@own_failures()
 def write(
     location: Location,
     state: object,

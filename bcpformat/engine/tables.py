@@ -145,8 +145,9 @@ class DataFiles:
         raw = np.minimum(np.int64(1) << log2, runs.raw[rows][run] - (index << log2))
         mine = lengths[first[run] + index]
         exact = runs.codec[rows][run] == CODEC_RAW
-        bad = (mine < 1) | (mine > raw) | (exact & (mine != raw))
-        if bad.any() or (stored != runs.stored[rows]).any():
+        bad = (mine > raw) | (exact & (mine != raw))
+        # those of blocks that no run uses have no raw length to compare with
+        if bad.any() or (lengths < 1).any() or (stored != runs.stored[rows]).any():
             text = f"{self.key(file)}: stored lengths of blocks do not agree with its runs"
             raise FormatError(text, code=ErrorCode.TABLE)
 

@@ -48,7 +48,7 @@ from bcpformat.model.manifest import (
 from bcpformat.model.state import EncodedState
 from bcpformat.plan.pack import Packing, pack
 from bcpformat.storage.store import Store
-from bcpformat.wire import Kind, decode_header, encode_document, encode_manifest
+from bcpformat.wire import Kind, decode_header, decode_root, encode_document, encode_manifest
 
 Progress: TypeAlias = Callable[[int], None]
 SECTION_CODEC: Literal["zstd"] = "zstd"
@@ -117,15 +117,17 @@ def save(
         for plan in _file_plans(packing, codecs, attempt_id, rank, options):
             contents = RunContents(gathered.pieces, packing)
             encoder = FileEncoder(store, plan, contents, threads=options.threads, progress=progress)
+            undo.callback(_discard, store, plan.key)
             written.append(encoder.write())
             keys.append(plan.key)
-            undo.callback(_discard, store, plan.key)
         store.sync()
         manifest = _manifest(state, gathered, packing, codecs, written, keys, attempt_id, rank)
         manifest = _described(manifest, step, options)
         for problem in check_manifest(manifest, limits=DEFAULT_LIMITS):
             raise error_for(problem)  # BCP-WRT-006
         document = encode_manifest(manifest, codec=SECTION_CODEC)
+        # What any reader may refuse is not written (BCP-LIM-004).
+        decode_root(document, key=MANIFEST_KEY, limits=DEFAULT_LIMITS)
         try:
             _publish(store, document, attempt_id)
         except CommitError as error:

@@ -23,6 +23,9 @@ from bcpformat.model.manifest import Manifest, Node, ints
 from bcpformat.model.state import EncodedState
 from bcpformat.storage import open_store
 from bcpformat.wire import decode_document
+from bcpformat.wire.container import MINOR
+
+_OBJECT_MEDIA = "application/octet-stream"
 
 
 def recode(
@@ -88,6 +91,11 @@ def recode(
 
 def _refuse_extensions(manifest: Manifest) -> None:
     kept = [*manifest.extra, *(k for row in manifest.tensors.extra.values() for k in row)]
+    kept += [key for row in manifest.files for key in row.extra]
+    kept += [f"optional feature {name}" for name in manifest.optional]
+    kept += [f"object of type {o.media}" for o in manifest.objects if o.media != _OBJECT_MEDIA]
+    if manifest.minor > MINOR:  # rows and columns that nobody here has seen
+        kept.append(f"minor version {manifest.minor}")
     if kept:
         raise InvalidArgumentError(
             f"the checkpoint has {kept[0]!r}, which this version cannot write again",

@@ -92,6 +92,14 @@ def opaque_view(tensor: torch.Tensor, dtype: DType) -> npt.NDArray[np.generic]:
     return tensor.view(OPAQUE[dtype.bits // 8]).numpy().view(dtype.opaque)
 
 
+def _empty(kind: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a new tensor in host memory, whatever the default device is."""
+    if kind is torch.complex32:
+        # made as bits: torch warns of every new tensor of this type
+        return torch.empty(shape, dtype=torch.int32, device="cpu").view(kind)
+    return torch.empty(shape, dtype=kind, device="cpu")
+
+
 def _allocate(dtype: DType, shape: tuple[int, ...]) -> Allocated:
     kind = TORCH_DTYPES.get(dtype.name)
     if kind is None:
@@ -108,11 +116,7 @@ def _allocate(dtype: DType, shape: tuple[int, ...]) -> Allocated:
             )
         shape = (*shape[:-1], shape[-1] // 2)
     try:
-        if kind is torch.complex32:
-            # made as bits: torch warns of every new tensor of this type
-            tensor = torch.empty(shape, dtype=torch.int32).view(kind)
-        else:
-            tensor = torch.empty(shape, dtype=kind)
+        tensor = _empty(kind, shape)
     except RuntimeError as error:
         raise InvalidArgumentError(
             f"torch cannot make a tensor of shape {shape}: {error}", code=ErrorCode.BUDGET
@@ -160,7 +164,7 @@ def _target(value: object, cast: Cast, saved: DType) -> Target:
         if saved.bits >= 8:
             view = opaque_view(value.detach(), saved)
             return Target(dtype=name, shape=shape, address=0, strided=view, after=None, memory=view)
-    host = torch.empty(value.shape, dtype=TORCH_DTYPES[saved.name])
+    host = _empty(TORCH_DTYPES[saved.name], tuple(value.shape))
 
     def after() -> None:
         with torch.no_grad():

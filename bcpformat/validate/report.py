@@ -83,7 +83,7 @@ def validate_store(
     """
     listed = store.list()
     try:
-        data = read_manifest_bytes(store)
+        data = read_manifest_bytes(store, limits=options.limits)
         manifest = decode_manifest(data, key=MANIFEST_KEY, limits=options.limits)
     except StorageError as error:
         if error.code not in CHECKED_CODES:

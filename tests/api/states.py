@@ -49,9 +49,6 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     if draw(st.integers(0, 4)) == 0:
         name = draw(st.sampled_from(sorted(SUBBYTE)))
         bits = rng.integers(0, 2 ** SUBBYTE[name], count, dtype=np.uint8)
-        if name in ("int2", "int4"):
-            low = 8 - SUBBYTE[name]
-            bits = ((bits << low).view(np.int8) >> low).view(np.uint8)
         return bits.view(getattr(ml_dtypes, name)).reshape(shape)
     dtype = draw(st.sampled_from(NUMPY_DTYPES))
     if dtype == np.bool_:

@@ -305,6 +305,13 @@ class Draft:
             rows.append(row | usual)
         return columns(rows, CHUNK_COLUMNS)
 
+    def first(self, where: str) -> Row:
+        """Return the root, the writer in it, or the first row of a section of rows."""
+        if where == "root":
+            return self.root
+        row: Row = self.root["writer"] if where == "writer" else getattr(self, where)[0]
+        return row
+
     def encoded(self) -> Objects:
         """Return the objects of the checkpoint by key."""
         return self.parts().objects()
@@ -331,7 +338,7 @@ ONES = b"\x80\x3f" * 4096
 """1.0 as bfloat16."""
 
 W0, W1, BLOBS, Z, P = 0, 0, 1, 2, 3
-"""Rows of the runs of `base()`: that of ``w``, of per-rank values and object, of ``z``, of ``p``."""
+"""Rows of the runs of `base()`."""
 
 
 def base() -> Draft:
@@ -374,35 +381,6 @@ EXPECTED = {
     "z": ("int8", (8292,), ZEROS),
 }
 """The state of `base()`, tensors as data type, shape and elements."""
-
-
-def single(
-    dtype: str, shape: Sequence[int], pieces: Sequence[bytes], *, run: Run | None = None
-) -> Draft:
-    """Return a checkpoint of the tensor ``t`` alone, one chunk for each piece of axis 0.
-
-    Args:
-        dtype: Its data type.
-        shape: Its shape; axis 0 is cut evenly.
-        pieces: The elements of each chunk.
-        run: The run that holds the pieces, in their order, if it is none of codec raw.
-    """
-    draft = Draft(state=[6, "t", 0], root=root())
-    items = {"int8": 1, "uint4": 1, "bfloat16": 2, "float32": 4, "int64": 8}
-    draft.add_file("t.bcd", [run or Run(list(pieces), item=items[dtype])])
-    draft.tensors = [{"name": "t", "dtype": dtype, "shape": list(shape)}]
-    if len(pieces) > 1:
-        draft.tensors[0]["chunks"] = len(pieces)
-    offset = 0
-    for number, piece in enumerate(pieces):
-        region: Row = {}
-        if len(pieces) > 1:
-            rows = shape[0] // len(pieces)
-            region = {"origin": [number * rows, *[0] * (len(shape) - 1)]}
-            region["extent"] = [rows, *shape[1:]]
-        draft.add_chunk(0, run=0, offset=offset, **region)
-        offset += len(padded(piece, 64))
-    return draft
 
 
 def compressed(raw: bytes) -> bytes:

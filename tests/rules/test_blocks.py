@@ -12,30 +12,24 @@ import zstandard
 import bcpformat
 from bcpformat import BcpError
 from spec.examples.make_example import frame_of, joined
-from tests.oracle.make_checkpoint import PLANES, ZSTD, Run, padded, shorter
-from tests.rules.build import Draft, Header, base, compressed, single, xxh64
-from tests.rules.verdicts import OPTIONS, accept, problems, read_code, refuse, refuse_to_open, store_of
+from tests.oracle.make_checkpoint import PLANES, shorter
+from tests.rules.build import Draft, base, compressed
+from tests.rules.samples import encoded
+from tests.rules.verdicts import (
+    OPTIONS,
+    accept,
+    problems,
+    read_code,
+    refuse,
+    refuse_to_open,
+    store_of,
+)
 
 ZEROS = bytes(4096)
 MAGIC = b"\x28\xb5\x2f\xfd"
 SKIPPABLE = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
 EMPTY = MAGIC + b"\x20\x00\x01\0\0"
 """A frame of no content."""
-
-
-def encoded(stored: bytes, raw: bytes, *, codec: int = ZSTD, item: int = 1) -> Draft:
-    """Return a checkpoint of one tensor in one block, with these bytes as stored."""
-    dtype = {1: "int8", 2: "bfloat16", 4: "float32", 8: "int64"}[item]
-    run = Run([raw], codec=codec, item=item, block=13)
-    draft = single(dtype, [len(raw) // item], [raw], run=run)
-    file = draft.data["t.bcd"]
-    table = 4096 + len(padded(stored, 4096))
-    file.parts, file.lengths, file.table = {4096: stored}, [len(stored)], table
-    file.header, file.digests = Header(kind=2), [xxh64(raw)]
-    draft.runs[0]["stored"], draft.files[0]["table"] = len(stored), table
-    if codec == PLANES:
-        draft.root["require"] = ["planes-zstd"]
-    return draft
 
 
 def frame(
@@ -279,7 +273,16 @@ def _lengths(first: int, second: int, tail: bytes = b"") -> bytes:
         b"\0",
         bytes(8),
     ],
-    ids=["byte behind", "short", "long", "huge", "wraps in 32 bits", "cut head", "one byte", "zeros"],
+    ids=[
+        "byte behind",
+        "short",
+        "long",
+        "huge",
+        "wraps in 32 bits",
+        "cut head",
+        "one byte",
+        "zeros",
+    ],
 )
 def test_lengths_of_planes_add_up_to_that_of_the_block(stored: bytes) -> None:
     """BCP-COD-008: E_BLOCK_ENCODING."""

@@ -168,7 +168,9 @@ def test_a_vector_has_a_value_for_each_axis(name: str) -> None:
     refuse_to_open(with_columns(draft, "chunks", **{name: data}), "E_COLUMN")
 
 
-@pytest.mark.parametrize(("kind", "name"), [pair for pair in ALL if COLUMNS[pair[0]][pair[1]][0] == "Q"])
+@pytest.mark.parametrize(
+    ("kind", "name"), [pair for pair in ALL if COLUMNS[pair[0]][pair[1]][0] == "Q"]
+)
 @pytest.mark.parametrize("value", [2**53, 2**63, 2**64 - 1])
 def test_a_value_is_at_most_the_largest_integer(kind: str, name: str, value: int) -> None:
     """BCP-COL-003, BCP-CNV-002: E_RANGE."""
@@ -363,7 +365,7 @@ def test_a_sum_of_chunks_that_wraps_is_none() -> None:
     refuse_to_open(draft, "E_COLUMN")
 
 
-# ---- numbers that must not wrap ------------------------------------------------------------------
+# ---- numbers that must not wrap ----------------------------------------------------------------
 
 
 def empty(dtype: str, shape: list[int]) -> Draft:

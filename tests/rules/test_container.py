@@ -147,7 +147,7 @@ def test_lengths_of_a_root_that_cannot_be_are_refused(stored: int, raw: int) -> 
     refuse_to_open(parts, "E_LENGTH")
 
 
-# ---- byte order ----------------------------------------------------------------------------------
+# ---- byte order --------------------------------------------------------------------------------
 
 
 def test_numbers_of_a_header_are_little_endian() -> None:
@@ -185,7 +185,7 @@ def test_values_of_columns_are_little_endian() -> None:
     refuse_to_open(parts, "E_RANGE")
 
 
-# ---- the manifest --------------------------------------------------------------------------------
+# ---- the manifest ------------------------------------------------------------------------------
 
 
 def test_the_root_and_every_section_may_be_compressed() -> None:

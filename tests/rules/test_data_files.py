@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import bcpformat
 import pytest
+
+import bcpformat
 from tests.oracle.make_checkpoint import Run
 from tests.rules.build import (
     ATTEMPT,
@@ -16,11 +17,10 @@ from tests.rules.build import (
     Draft,
     base,
     root,
-    single,
     xxh64,
     xxh128,
 )
-from tests.rules.test_manifest import linked
+from tests.rules.samples import linked, single
 from tests.rules.verdicts import (
     OPTIONS,
     accept,
@@ -56,7 +56,7 @@ def two(first: bytes, second: bytes) -> Draft:
     return draft
 
 
-# ---- positions -----------------------------------------------------------------------------------
+# ---- positions ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shift", [1, 8, 64])
@@ -198,7 +198,7 @@ def test_bytes_beside_an_unused_range_are_zero() -> None:
         find_only_by_validation(draft, "E_PADDING")
 
 
-# ---- the block table -----------------------------------------------------------------------------
+# ---- the block table ---------------------------------------------------------------------------
 
 
 def test_a_block_table_has_the_digest_of_its_row() -> None:
@@ -257,6 +257,16 @@ def test_no_block_is_stored_in_no_bytes(lengths: list[int]) -> None:
     assert file.lengths is not None
     assert (sum(file.lengths), len(file.lengths)) == (sum(lengths), len(lengths))
     file.lengths = lengths
+
+    refuse(draft, "E_TABLE")
+
+
+def test_no_block_is_stored_in_no_bytes_though_it_is_unused() -> None:
+    """BCP-DAT-006: E_TABLE."""
+    draft = linked()
+    lengths = draft.data["b.bcd"].lengths
+    assert lengths is not None
+    lengths[0] = 0
 
     refuse(draft, "E_TABLE")
 
@@ -363,7 +373,7 @@ def test_block_ranges_ascend_within_the_table_though_some_are_unused(first: int)
     refuse_to_open(draft, "E_TABLE")
 
 
-# ---- headers -------------------------------------------------------------------------------------
+# ---- headers -----------------------------------------------------------------------------------
 
 
 def test_a_data_file_has_the_attempt_id_of_its_row() -> None:

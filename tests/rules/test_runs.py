@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 import zstandard
@@ -11,8 +10,8 @@ import zstandard
 import bcpformat
 from bcpformat import ReadOptions
 from tests.oracle.make_checkpoint import Run
-from tests.rules.build import BLOB, EXPECTED, FLOATS, RANKS, Draft, base, compressed, root, single
-from tests.rules.test_blocks import encoded
+from tests.rules.build import BLOB, EXPECTED, FLOATS, RANKS, Draft, base, compressed, root
+from tests.rules.samples import encoded, single
 from tests.rules.verdicts import (
     OPTIONS,
     accept,
@@ -122,7 +121,7 @@ def test_gaps_may_make_a_run_a_multiple_of_its_item(item: int) -> None:
     accept(draft, {"t": (dtype, (1,), piece)})
 
 
-# ---- what lies in a run ----------------------------------------------------------------------------
+# ---- what lies in a run ------------------------------------------------------------------------
 
 
 def pieces(*sizes: int) -> Draft:
@@ -154,10 +153,6 @@ def test_pieces_may_lie_in_any_order() -> None:
     draft.chunks[0]["offset"], draft.chunks[1]["offset"] = 64, 0
 
     accept(draft, (("int8", (3,), b"\2" * 3), ("int8", (3,), b"\1" * 3)))
-
-
-def _unaligned(row: dict[str, int]) -> None:
-    row["offset"] += 32
 
 
 @pytest.mark.parametrize(("rows", "number"), [("chunks", 2), ("per_rank", 1), ("objects", 0)])
@@ -210,7 +205,7 @@ def holed(before: int, between: int, after: int) -> Draft:
     raw = bytes(before) + b"\1" * 64 + bytes(between) + b"\2" * 64 + bytes(after)
     data = Draft(state=None)
     data.add_file("t.bcd", [Run([raw])])
-    draft.data, draft.runs = data.data, data.runs
+    draft.data, draft.runs, draft.files = data.data, data.runs, data.files
     draft.chunks[0]["offset"], draft.chunks[1]["offset"] = before, before + 64 + between
     return draft
 
@@ -302,7 +297,7 @@ def test_a_run_that_holds_a_value_or_an_object_has_item_1() -> None:
         refuse_to_open(draft, "E_ITEM")
 
 
-# ---- digests -----------------------------------------------------------------------------------------
+# ---- digests -----------------------------------------------------------------------------------
 
 
 def _flip(draft: Draft, name: str, position: int, at: int) -> Draft:
@@ -336,6 +331,3 @@ def test_bytes_are_returned_unverified_only_if_the_caller_asks_for_it() -> None:
 
     found = read(draft, options=ReadOptions(threads=1, verify=False))
     assert found == EXPECTED | {"w": ("float32", (2, 3), flipped)}
-
-
-Change = Callable[[Draft], object]
