@@ -126,6 +126,17 @@ class BcpError(Exception):
         super().__init__(message)
         self.code = code
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Make copies and other processes see the same error, with all it carries."""
+        return _rebuilt, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuilt(kind: type[BcpError], args: tuple[object, ...], state: dict[str, object]) -> BcpError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
 
 class FormatError(BcpError):
     """These bytes are not a valid checkpoint; report corruption or a faulty writer."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -15,14 +13,13 @@ from bcpformat.api.load import StateBuilder
 from bcpformat.api.mismatch import Names, mismatch, mismatch_error, missing, prefix_hint, unexpected
 from bcpformat.api.overlap import settle
 from bcpformat.api.selection import Filter, Rename, name_filter, name_map
+from bcpformat.api.template import Slot, Template
 from bcpformat.engine.read import Destinations, TensorReader
 from bcpformat.errors import BcpError, ErrorCode, InvalidArgumentError, Problem
 from bcpformat.model.checks import tensor_nbytes
 from bcpformat.model.dtypes import DType
 from bcpformat.model.leaves import PerRank
-from bcpformat.model.limits import STATE_DEPTH
 from bcpformat.model.manifest import Node, ints
-from bcpformat.model.names import segment, shortened
 from bcpformat.model.nodes import LIST, PER_RANK, TENSOR
 from bcpformat.model.state_walk import saved_leaves
 
@@ -38,16 +35,6 @@ class Mismatches(list[Problem]):
 
 
 @dataclass(slots=True)
-class _Slot:
-    """One leaf of the template and where its value goes back to: `container[key]`."""
-
-    name: str
-    value: Any  # Any: whatever the user put there
-    container: Any  # Any: a dict or list, by whatever keys
-    key: Any
-
-
-@dataclass(slots=True)
 class _Want:
     """A template tensor that will be filled; `target` is None if `address` says it all."""
 
@@ -60,66 +47,12 @@ class _Want:
 @dataclass(slots=True)
 class _Plan:
     wants: list[_Want] = field(default_factory=list)
-    plain: list[tuple[_Slot, Node]] = field(default_factory=list)
-    ranks: list[tuple[_Slot, int]] = field(default_factory=list)
+    plain: list[tuple[Slot, Node]] = field(default_factory=list)
+    ranks: list[tuple[Slot, int]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     arrays: int = 0
-
-
-class _Template:
-    """The leaves of a template, and the tuples to rebuild from what was stored for them."""
-
-    def __init__(self, value: object) -> None:
-        self.top: list[object] = [value]
-        self.slots: list[_Slot] = []
-        self._tuples: list[tuple[list[object], Any, Any]] = []
-        self._depth = 0
-        self._collect("", value, self.top, 0)
-
-    def _collect(self, name: str, value: object, container: Any, key: Any) -> None:
-        self._depth += 1
-        if self._depth > STATE_DEPTH + 1:
-            text = f"{shortened(name)}: the template nests deeper than {STATE_DEPTH}; "
-            text += "does a container hold itself?"
-            raise InvalidArgumentError(text, code=ErrorCode.DEPTH)
-        self._collect_value(name, value, container, key)
-        self._depth -= 1
-
-    def _collect_value(self, name: str, value: object, container: Any, key: Any) -> None:
-        kind = type(value)
-        if kind in (dict, OrderedDict) and value:
-            assert isinstance(value, dict)
-            self._below(name, ((segment(k), k, v) for k, v in value.items()), value)
-        elif kind is list and value:
-            assert isinstance(value, list)
-            self._below(name, ((str(i), i, v) for i, v in enumerate(value)), value)
-        elif kind is tuple and value:
-            assert isinstance(value, tuple)
-            items = list(value)
-            self._tuples.append((items, container, key))
-            self._below(name, ((str(i), i, v) for i, v in enumerate(items)), items)
-        else:
-            self.slots.append(_Slot(name, value, container, key))
-
-    def _below(self, name: str, items: Iterable[tuple[str, Any, Any]], container: Any) -> None:
-        prefix = name + "/" if name else ""
-        nested = (dict, list, tuple, OrderedDict)
-        append = self.slots.append
-        for part, key, value in items:
-            if type(value) in nested:
-                self._collect(prefix + part, value, container, key)
-            else:
-                append(_Slot(prefix + part, value, container, key))
-
-    def rebuilt(self) -> object:
-        """Return the template after its leaves were stored, with new tuples where it has some."""
-        for items, container, key in reversed(self._tuples):
-            made = tuple(items)
-            if any(a is not b for a, b in zip(made, container[key], strict=True)):
-                container[key] = made
-        return self.top[0]
 
 
 class TemplateReader:
@@ -156,7 +89,7 @@ class TemplateReader:
             FormatError: Something does not verify; `.changed` names the destinations that
                 may have changed.
         """
-        leaves = _Template(template)
+        leaves = Template(template)
         saved = saved_leaves(self._reader.manifest.state)
         plan = self._match(leaves.slots, saved)
         extra = [n for n in saved if n not in plan.used and self._take(n)]
@@ -181,13 +114,16 @@ class TemplateReader:
         result.state = leaves.rebuilt()
         return result
 
-    def _match(self, slots: list[_Slot], saved: Mapping[str, Node]) -> _Plan:
+    def _match(self, slots: list[Slot], saved: Mapping[str, Node]) -> _Plan:
         plan = _Plan()
         table = self._reader.manifest.tensors
         dtypes, shapes = table.dtypes, table.shapes
         for slot in slots:
             library = self._libraries.get(type(slot.value))
             name = self._renamed(slot.name)
+            if type(name) is not str:
+                text = f"rename must return names, got {name!r:.200} for {slot.name!r:.200}"
+                raise InvalidArgumentError(text)
             if not self._take(name):
                 continue
             plan.arrays += library is not None
@@ -203,9 +139,10 @@ class TemplateReader:
                     continue
             self._match_leaf(plan, slot, name, node, library)
         self._check_overlaps(plan)
+        _check_places(plan)
         return plan
 
-    def _match_absent(self, plan: _Plan, slot: _Slot, name: str, saved: Mapping[str, Node]) -> None:
+    def _match_absent(self, plan: _Plan, slot: Slot, name: str, saved: Mapping[str, Node]) -> None:
         """Note a leaf that the checkpoint lacks; an empty container needs nothing there."""
         if isinstance(slot.value, (dict, list, tuple)) and not slot.value:
             below = name + "/" if name else ""
@@ -215,10 +152,16 @@ class TemplateReader:
                 plan.problems.append(mismatch(name, text))
                 plan.used.add(name)
             return
+        if isinstance(slot.value, (dict, list, tuple)):  # a subclass: others are walked
+            text = f"the template has {_words(slot.value)}, which is taken as one value, and the "
+            text += "checkpoint has none of that name; make it a plain dict, list or tuple"
+            plan.problems.append(mismatch(name, text))
+            plan.used.add(name)
+            return
         plan.absent.append(name)
 
     def _match_leaf(
-        self, plan: _Plan, slot: _Slot, name: str, node: Node, library: Framework | None
+        self, plan: _Plan, slot: Slot, name: str, node: Node, library: Framework | None
     ) -> None:
         row = _tensor_row(node)
         per_rank = node[1] if isinstance(node, list) and node[0] == PER_RANK else None
@@ -238,7 +181,7 @@ class TemplateReader:
         else:
             plan.plain.append((slot, node))
 
-    def _match_rank(self, plan: _Plan, slot: _Slot, name: str, path: int) -> None:
+    def _match_rank(self, plan: _Plan, slot: Slot, name: str, path: int) -> None:
         table = self._reader.manifest.per_rank
         rows = np.flatnonzero((table.path == path) & (table.rank == self._rank))
         if len(rows):
@@ -249,7 +192,7 @@ class TemplateReader:
         plan.problems.append(mismatch(name, text))
 
     def _match_tensor(
-        self, plan: _Plan, slot: _Slot, name: str, row: int, library: Framework
+        self, plan: _Plan, slot: Slot, name: str, row: int, library: Framework
     ) -> None:
         table = self._reader.manifest.tensors
         saved = DType.named(table.dtypes[row])
@@ -339,6 +282,25 @@ class TemplateReader:
         made = self._builder.build([LIST, *(node for _, node in plan.plain)], _silent)
         assert isinstance(made, list)
         return made
+
+
+def _check_places(plan: _Plan) -> None:
+    """Refuse two different values for one place: an object that the template holds twice.
+
+    Such an object is a container of leaves, or a leaf that keeps its identity (see `_kept`).
+    """
+    places: dict[tuple[int, object], tuple[Slot, object]] = {}
+    ranks = [(slot, ("row of per-rank values", row)) for slot, row in plan.ranks]
+    for slot, source in [*plan.plain, *ranks]:
+        keys: list[tuple[int, object]] = [(id(slot.container), slot.key)]
+        if type(slot.value) in (bytearray, io.BytesIO):
+            keys.append((id(slot.value), None))
+        for key in keys:
+            first, known = places.setdefault(key, (slot, source))
+            if known != source:
+                text = f"is the same place as {first.name!r}, but the checkpoint has two different "
+                text += "values; untie them in the template"
+                plan.problems.append(mismatch(slot.name, text))
 
 
 def _silent(_nbytes: int) -> None:

@@ -66,7 +66,7 @@ def prefix_hint(absent: Sequence[str], extra: Sequence[str]) -> str:
         return ""
     others, names = set(extra), Names(extra)
     for want in absent[:3]:
-        for have in names.near(want):
+        for have in names.near(want) if want else ():
             is_longer = len(have) > len(want)
             cut = _inserted(have, want) if is_longer else _inserted(want, have)
             if cut is None:

@@ -28,7 +28,7 @@ from bcpformat.plan.resolve import Task
 from bcpformat.storage import open_store
 
 Index: TypeAlias = (
-    "int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]"
+    "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
 )
 Array: TypeAlias = npt.NDArray[Any]  # Any: the scalar type is the tensor's
 DEFAULT_READ = ReadOptions()

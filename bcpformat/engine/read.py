@@ -6,8 +6,10 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from threading import Lock
+from functools import cached_property
+from threading import Event, Lock
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy.typing as npt
 
 from bcpformat.codec.block import Codec, decode_block
 from bcpformat.codec.digest import block_digest
+from bcpformat.engine.contents import RunContents
 from bcpformat.engine.memory import Bytes, address_of, byte_view, copy
 from bcpformat.engine.options import ReadOptions
 from bcpformat.engine.tables import DataFiles
@@ -40,7 +43,7 @@ from bcpformat.plan.resolve import (
     cut_tasks,
     place_elements,
 )
-from bcpformat.storage.buffers import get_pool
+from bcpformat.storage.buffers import AlignedBuffer, get_pool
 from bcpformat.storage.store import Store
 
 BUFFER_BYTES = 2**23
@@ -69,10 +72,9 @@ class Destinations:
 
 @dataclass(frozen=True, slots=True)
 class BadBlock:
-    """A block that does not verify: where it is and why."""
+    """A block that does not verify: its row of `Blocks`, and why."""
 
-    run: int
-    index: int
+    row: int
     error: BcpError
 
 
@@ -84,6 +86,11 @@ class TensorReader:
         self.files = DataFiles(store, manifest, limits=options.limits)
         self.index = ChunkIndex(manifest)
         self._options = options
+
+    @cached_property
+    def contents(self) -> RunContents:
+        """What lies where in the runs: for messages and full validation."""
+        return RunContents(self.manifest, self.index.geometry)
 
     def close(self) -> None:
         """Close the data files."""
@@ -218,20 +225,24 @@ class TensorReader:
         self.check_budget(2 * threads * size)
         tasks = iter(plan.tasks)
         lock = Lock()
+        failed = Event()
 
         def next_task() -> Task | None:
             with lock:
-                return next(tasks, None)
+                return None if failed.is_set() else next(tasks, None)
 
         half = max(size, BUFFER_BYTES)
-        pool = get_pool(threads, 2 * half)
 
         def loop() -> None:
             # one buffer for both halves: a thread that waits for a second one could wait for ever
-            with pool.borrow() as buffer:
+            with _buffer(threads, 2 * half) as buffer:
                 stored, raw = buffer.array[:half], buffer.array[half:]
-                while (task := next_task()) is not None:
-                    work(task, stored, raw)
+                try:
+                    while (task := next_task()) is not None:
+                        work(task, stored, raw)
+                except BaseException:
+                    failed.set()  # the others begin nothing more
+                    raise
 
         if threads == 1:
             loop()
@@ -302,7 +313,7 @@ class TensorReader:
                     f"the block table says {digest:016x}"
                 )
                 error = ChecksumError(text, code=ErrorCode.BLOCK_CHECKSUM)
-                yield BadBlock(int(blocks.run[number]), int(blocks.index[number]), error)
+                yield BadBlock(number, error)
 
     def where(self, row: int, blocks: Blocks) -> str:
         """Return words for the place of a block: file, position and the tensors in it."""
@@ -316,26 +327,14 @@ class TensorReader:
         """Return the names of what has bytes in a block: tensors, objects, per-rank values."""
         log2 = int(self.manifest.runs.block_log2[run])
         low, high = index << log2, (index + 1) << log2
-        chunks = self.manifest.chunks
-        rows = np.flatnonzero(
-            (chunks.run == run)
-            & (chunks.offset < high)
-            & (chunks.offset + self.index.geometry.nbytes > low)
-        )
-        tensors = np.unique(self.index.geometry.tensor[rows]).tolist()
-        names = [self.manifest.tensors.names[t] for t in tensors]
-        names += [
-            o.name
-            for o in self.manifest.objects
-            if o.run == run and o.offset_bytes < high and o.offset_bytes + o.nbytes > low
-        ]
-        ranks = self.manifest.per_rank
-        inside = (ranks.run == run) & (ranks.offset < high) & (ranks.offset + ranks.nbytes > low)
-        names += [
-            f"per-rank value {int(ranks.path[r])} of rank {int(ranks.rank[r])}"
-            for r in np.flatnonzero(inside).tolist()
-        ]
-        return names
+        return self.contents.names(run, low, high)
+
+
+def _buffer(threads: int, nbytes: int) -> AbstractContextManager[AlignedBuffer]:
+    """Return a warm buffer of the usual size, or for blocks above 1 MiB one that is freed again."""
+    if nbytes == 2 * BUFFER_BYTES:
+        return get_pool(threads, nbytes).borrow()
+    return AlignedBuffer(nbytes)
 
 
 class _Sink:

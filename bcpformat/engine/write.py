@@ -48,7 +48,14 @@ from bcpformat.model.manifest import (
 from bcpformat.model.state import EncodedState
 from bcpformat.plan.pack import Packing, pack
 from bcpformat.storage.store import Store
-from bcpformat.wire import Kind, decode_header, decode_root, encode_document, encode_manifest
+from bcpformat.wire import (
+    Kind,
+    check_user,
+    decode_header,
+    decode_root,
+    encode_document,
+    encode_manifest,
+)
 
 Progress: TypeAlias = Callable[[int], None]
 SECTION_CODEC: Literal["zstd"] = "zstd"
@@ -107,6 +114,7 @@ def save(
         StorageError: The store failed; nothing was published.
     """
     step = _checked_step(step)
+    check_user(options.user)
     _refuse_existing(store)
     attempt_id = os.urandom(16)
     gathered = _gather(state)

@@ -35,6 +35,8 @@ class Limits:
         files: Data files of one checkpoint.
         chunks: Chunks of one checkpoint; also bounds runs and per-rank rows.
         section_bytes: Raw bytes of all sections of a manifest together.
+        state_bytes: Raw bytes of the state tree, whose values take up to 60 times as much memory.
+        row_bytes: Raw bytes of the sections of files, tensors and objects together.
         root_bytes: Raw bytes of the root of a manifest.
         table_bytes: Bytes of one block table.
 
@@ -46,6 +48,8 @@ class Limits:
     files: int = 2**20
     chunks: int = 2**26
     section_bytes: int = 2**32
+    state_bytes: int = 2**26
+    row_bytes: int = 2**28
     root_bytes: int = 2**26
     table_bytes: int = 2**30
 

@@ -395,4 +395,10 @@ class _Encoder:
 
 
 def _append(encode: NodeEncoder) -> _Handler:
-    return lambda value, _name, _depth, out: out.append(encode(value))
+    def handle(value: Any, name: str, _depth: int, out: list[Node]) -> None:
+        try:
+            out.append(encode(value))
+        except InvalidArgumentError as error:
+            refuse(name, str(error), code=error.code)
+
+    return handle

@@ -358,7 +358,7 @@ def cut_tasks(
         runs: The runs.
         position: First stored byte of each block in its file, shape `(blocks,)`.
         stored: Stored bytes of each block, shape `(blocks,)`.
-        task_bytes: A read ends after the block that passes this size.
+        task_bytes: A read ends after the block that passes this size, stored or raw.
     """
     rows = len(blocks.number)
     if not rows:
@@ -375,15 +375,16 @@ def cut_tasks(
     heads = np.flatnonzero(~joined)
     sizes = np.diff(np.append(heads, rows))
     window = (position - np.repeat(begin[heads], sizes)) // task_bytes
+    padded = (blocks.raw + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES
+    ends = np.cumsum(padded)
+    raw_window = (ends - padded - np.repeat((ends - padded)[heads], sizes)) // task_bytes
     cut = ~joined
-    cut[1:] |= window[1:] != window[:-1]
+    cut[1:] |= (window[1:] != window[:-1]) | (raw_window[1:] != raw_window[:-1])
     first = np.flatnonzero(cut)
     stop = np.append(first[1:], rows)
     task_of_block = np.cumsum(cut) - 1
     encoded = np.bitwise_or.reduceat(stored != blocks.raw, first)
     in_place = position - np.repeat(begin[first], stop - first)
-    padded = (blocks.raw + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES
-    ends = np.cumsum(padded)
     base = np.repeat(ends[first] - padded[first], stop - first)
     raw_at = np.where(np.repeat(encoded, stop - first), ends - padded - base, in_place)
     pairs = _pair(pieces, blocks, runs, task_of_block, first, stop, raw_at)

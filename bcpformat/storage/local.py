@@ -55,7 +55,11 @@ class LocalStore:
             InvalidArgumentError: The path is empty or has a NUL.
         """
         path = os.fspath(root)
-        if not path or "\0" in path:
+        try:
+            encoded = os.fsencode(path)
+        except UnicodeEncodeError:
+            encoded = b""
+        if not encoded or b"\0" in encoded:
             raise InvalidArgumentError(f"expected the path of a directory, got {path!r}")
         self._root = os.path.abspath(path)
         self._below: Parts = ()

@@ -14,6 +14,7 @@ from bcpformat.api.overlap import is_folded, memory_at
 from bcpformat.errors import ErrorCode, InvalidArgumentError
 from bcpformat.model.dtypes import DType
 from bcpformat.model.leaves import FLAG_PARAMETER, FLAG_REQUIRES_GRAD, TensorLeaf
+from bcpformat.model.limits import MAX_INTEGER
 from bcpformat.torch.dtypes import (
     DTYPE_NAMES,
     OPAQUE,
@@ -47,12 +48,15 @@ class TorchAdapter:
         if name is None:
             raise _refuse(path(), f"a tensor of {dtype}")
         if value.layout is not _STRIDED:
-            raise _refuse(path(), f"a tensor of layout {value.layout}; .to_dense() has, it")
+            raise _refuse(path(), f"a tensor of layout {value.layout} (other than .to_dense())")
         flags = FLAG_PARAMETER if type(value) is not torch.Tensor else 0
         if value.requires_grad:
             flags |= FLAG_REQUIRES_GRAD
-        shape = tuple(value.shape)
-        pointer = value.data_ptr()
+        try:
+            shape = tuple(value.shape)
+            pointer = value.data_ptr()
+        except RuntimeError as error:
+            raise _refuse(path(), f"a tensor without memory of its own ({error})") from error
         if not pointer and not value.is_meta and value.numel():
             raise _refuse(path(), "a tensor whose storage was freed, or is out of reach,")
         plain = not value.is_neg() and not (dtype in _COMPLEX and value.is_conj())
@@ -69,6 +73,8 @@ class TorchAdapter:
         if 0 in shape:
             alias = None
         if dtype is PAIR_DTYPE:
+            if not shape:
+                raise _refuse(path(), f"a tensor of {dtype} without an axis to count pairs on")
             shape = logical_shape(shape, dtype)
         return TensorLeaf(name, shape, flags, alias, value, self, address)
 
@@ -79,8 +85,28 @@ class TorchAdapter:
         """
         tensor = leaf.value
         assert isinstance(tensor, torch.Tensor)
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-        return opaque_view(plain, DType.named(leaf.dtype))
+        return opaque_view(_materialized(tensor.detach()).cpu(), DType.named(leaf.dtype))
+
+
+def _materialized(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without pending negation or conjugation, made by flipping sign bits.
+
+    torch does it by arithmetic, which may change the bits of a NaN of a narrow type.
+    """
+    if tensor.is_conj():
+        parts = torch.view_as_real(tensor.conj()).clone()  # conj of a pending conj: as stored
+        _flip_signs(parts[..., 1])
+        return torch.view_as_complex(parts)
+    if tensor.is_neg():
+        plain = torch._neg_view(tensor).clone()  # the same for negation
+        _flip_signs(plain)
+        return plain
+    return tensor
+
+
+def _flip_signs(tensor: torch.Tensor) -> None:
+    bits = tensor.view(OPAQUE[tensor.element_size()])
+    bits.bitwise_xor_(torch.iinfo(bits.dtype).min)
 
 
 def opaque_view(tensor: torch.Tensor, dtype: DType) -> npt.NDArray[np.generic]:
@@ -125,11 +151,11 @@ def _allocate(dtype: DType, shape: tuple[int, ...]) -> Allocated:
 
 
 def _finish(value: Any, flags: int) -> Any:  # Any: a tensor that `_allocate` made
+    # a file may ask integers for a gradient, which torch does not give: they have none
+    grad = bool(flags & FLAG_REQUIRES_GRAD) and (value.is_floating_point() or value.is_complex())
     if flags & FLAG_PARAMETER:
-        return torch.nn.Parameter(value, requires_grad=bool(flags & FLAG_REQUIRES_GRAD))
-    if flags & FLAG_REQUIRES_GRAD:
-        return value.detach().requires_grad_()
-    return value
+        return torch.nn.Parameter(value, requires_grad=grad)
+    return value.detach().requires_grad_() if grad else value
 
 
 def _direct(value: object, dtype: str, shape: tuple[int, ...]) -> int:
@@ -202,10 +228,17 @@ def _refusal(value: torch.Tensor, name: str, cast: Cast, saved: DType) -> str | 
 
 
 def _dtype_named(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
+    found = vars(torch).get(name)  # not getattr: that would import modules by their name
     if not isinstance(found, torch.dtype):
         raise InvalidArgumentError(f"torch has no dtype {name!r}", code=ErrorCode.NO_FORM)
     return found
+
+
+def _checked_extents(size: torch.Size) -> torch.Size:
+    if any(not 0 <= extent <= MAX_INTEGER for extent in size):
+        text = f"{size} has no form in a checkpoint: extents are 0 to 2^53-1"
+        raise InvalidArgumentError(text, code=ErrorCode.NO_FORM)
+    return size
 
 
 def _world_size() -> int:
@@ -224,7 +257,7 @@ FRAMEWORK = Framework(
         torch.nn.Parameter: _ADAPTER,
     },
     encoders={
-        torch.Size: lambda value: [14, *value],
+        torch.Size: lambda value: [14, *_checked_extents(value)],
         torch.dtype: lambda value: [15, str(value).removeprefix("torch.")],
         torch.device: lambda value: [16, str(value)],
     },

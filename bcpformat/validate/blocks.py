@@ -67,27 +67,21 @@ def _check_task(
         results.append((int(blocks.number[row]), problem, reader.tenants(run, index)))
 
     reader.read_stored(task, stored)
-    undecoded = set()
+    judged: set[int] = set()  # rows already judged
     if task.encoded:
         for row in range(*task.blocks):
             try:
                 reader.decode(row, task, plan, blocks, stored, raw)
             except FormatError as error:
-                undecoded.add((int(blocks.run[row]), int(blocks.index[row])))
+                judged.add(row)
                 note(row, error.code, str(error))
     filled = raw if task.encoded else stored
     for bad in reader.bad_blocks(task, plan, blocks, filled):
-        if (bad.run, bad.index) in undecoded:
-            continue
-        undecoded.add((bad.run, bad.index))
-        row = next(
-            r
-            for r in range(*task.blocks)
-            if (int(blocks.run[r]), int(blocks.index[r])) == (bad.run, bad.index)
-        )
-        note(row, bad.error.code, str(bad.error))
+        if bad.row not in judged:
+            judged.add(bad.row)
+            note(bad.row, bad.error.code, str(bad.error))
     for row in range(*task.blocks):
-        if (int(blocks.run[row]), int(blocks.index[row])) in undecoded:
+        if row in judged:
             continue
         at = int(plan.raw_at[row])
         where = holes.nonzero(
@@ -105,18 +99,9 @@ class _Holes:
 
     def __init__(self, manifest: Manifest, reader: TensorReader) -> None:
         self._manifest = manifest
-        geometry = reader.index.geometry
-        chunks, ranks = manifest.chunks, manifest.per_rank
-        objects = np.array(
-            [(o.run, o.offset_bytes, o.nbytes) for o in manifest.objects], dtype=np.int64
-        ).reshape(-1, 3)
-        run = np.concatenate((chunks.run, ranks.run, objects[:, 0]))
-        start = np.concatenate((chunks.offset, ranks.offset, objects[:, 1]))
-        nbytes = np.concatenate((geometry.nbytes, ranks.nbytes, objects[:, 2]))
-        order = np.lexsort((start, run))
-        self._run, self._start = run[order], start[order]
-        self._stop = self._start + nbytes[order]
-        self._tails = self._tail_masks(reader)[order]
+        contents = reader.contents
+        self._contents = contents
+        self._tails = self._tail_masks(reader)[contents.item]
 
     def _tail_masks(self, reader: TensorReader) -> Ints:
         """Return for each content the bits of its last byte that must be zero."""
@@ -131,9 +116,9 @@ class _Holes:
         """Return words for the first byte of a block that must be zero and is not."""
         low = index << int(self._manifest.runs.block_log2[run])
         high = low + len(data)
-        rows = slice(int(np.searchsorted(self._run, run)), int(np.searchsorted(self._run, run + 1)))
-        ends = np.append(self._start[rows], int(self._manifest.runs.raw[run]))
-        stop = np.append(0, self._stop[rows])
+        rows = self._contents.rows(run)
+        ends = np.append(self._contents.start[rows], int(self._manifest.runs.raw[run]))
+        stop = np.append(0, self._contents.stop[rows])
         tails = np.append(0, self._tails[rows])
         near = np.flatnonzero((ends > low) & (stop <= high))
         for a, b, mask in zip(

@@ -15,7 +15,13 @@ from bcpformat.wire.manifest import (
     encode_document,
     encode_manifest,
 )
-from bcpformat.wire.root import Root, check_manifest_length, decode_root, root_extent
+from bcpformat.wire.root import (
+    Root,
+    check_manifest_length,
+    check_user,
+    decode_root,
+    root_extent,
+)
 from bcpformat.wire.sections import SectionRow, decode_section
 
 __all__ = [
@@ -26,6 +32,7 @@ __all__ = [
     "SectionRow",
     "Sections",
     "check_manifest_length",
+    "check_user",
     "data_file_head",
     "decode_document",
     "decode_header",

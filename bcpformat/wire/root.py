@@ -222,10 +222,29 @@ def _read(document: Value, *, minor: int, position_bytes: int) -> Root:
     )
 
 
+def check_user(user: Mapping[str, Value]) -> None:
+    """Raise what `encode_manifest` would raise for the user's metadata, before data is written.
+
+    Raises:
+        InvalidArgumentError: A value has no form in a document (``E_NO_FORM``).
+    """
+    encode(dict(user), max_depth=DOCUMENT_DEPTH - 1, where="user")
+
+
+def _raw_bytes(root: Root, kinds: set[str]) -> int:
+    return sum(r.raw_bytes for r in root.sections if r.kind in kinds)
+
+
 def _check_limits(root: Root, limits: Limits, where: str) -> None:
     """Raise ``E_LIMIT`` before anything is allocated for the sections (BCP-MAN-011)."""
     for what, found, limit in (
         ("raw bytes of sections", sum(r.raw_bytes for r in root.sections), limits.section_bytes),
+        ("raw bytes of the state", _raw_bytes(root, {"state"}), limits.state_bytes),
+        (
+            "raw bytes of files, tensors and objects",
+            _raw_bytes(root, {"files", "tensors", "objects"}),
+            limits.row_bytes,
+        ),
         ("data files", root.rows("files"), limits.files),
         ("runs", root.rows("runs"), limits.chunks),
         ("chunks", root.rows("chunks"), limits.chunks),

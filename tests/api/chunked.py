@@ -35,9 +35,7 @@ KEY = "data/a.bcd"
 
 def chunk_bytes(array: np.ndarray, region: Region) -> np.ndarray:
     """The packed raw bytes of one region of an array, as a stranger would store them."""
-    box = tuple(
-        slice(o, o + n) for o, n in zip(region.box.origin, region.box.shape, strict=True)
-    )
+    box = tuple(slice(o, o + n) for o, n in zip(region.box.origin, region.box.shape, strict=True))
     flat = np.ascontiguousarray(array[box]).reshape(-1)
     part = flat[region.start : region.start + region.count]
     bits = DType.from_numpy(array.dtype).bits

@@ -147,7 +147,9 @@ def test_buffers_keep_their_identity() -> None:
 
 
 def test_a_per_rank_value_is_returned_as_this_ranks() -> None:
-    state = {"rng": PerRank({"seed": 3, "t": torch.arange(6).reshape(2, 3).T, "n": np.arange(4)[::2]})}
+    state = {
+        "rng": PerRank({"seed": 3, "t": torch.arange(6).reshape(2, 3).T, "n": np.arange(4)[::2]})
+    }
     template = {"rng": PerRank(None)}
 
     bcpformat.read(written(state), into=template)
@@ -390,3 +392,38 @@ def test_nothing_warns() -> None:
         warnings.simplefilter("error")
         back = bcpformat.read(written(state))
         bcpformat.read(written(state), into=back)
+
+
+def test_a_container_at_two_places_takes_equal_values_only() -> None:
+    shared = {"x": 0, "w": np.zeros(1)}
+    template = {"a": shared, "b": shared}
+    weight = np.ones(1)
+
+    bcpformat.read(written({"a": {"x": 1, "w": weight}, "b": {"x": 1, "w": weight}}), into=template)
+
+    assert shared["x"] == 1
+    with pytest.raises(MismatchError, match="b/x: is the same place as 'a/x'"):
+        bcpformat.read(
+            written({"a": {"x": 2, "w": weight}, "b": {"x": 3, "w": weight}}), into=template
+        )
+    assert shared["x"] == 1
+
+
+def test_one_bytearray_at_two_places_with_different_values_is_refused() -> None:
+    store = bcpformat.MemoryStore()
+    bcpformat.write(store, {"a": bytearray(b"1"), "b": bytearray(b"2")})
+    shared = bytearray(b"0")
+
+    with pytest.raises(bcpformat.MismatchError, match="same place"):
+        bcpformat.read(store, into={"a": shared, "b": shared})
+
+    assert shared == b"0"
+
+
+def test_one_list_of_a_per_rank_value_at_two_places_is_refused() -> None:
+    store = bcpformat.MemoryStore()
+    bcpformat.write(store, {"a": [bcpformat.PerRank(1)], "b": [bcpformat.PerRank(2)]})
+    shared = [bcpformat.PerRank(0)]
+
+    with pytest.raises(bcpformat.MismatchError, match="same place"):
+        bcpformat.read(store, into={"a": shared, "b": shared})

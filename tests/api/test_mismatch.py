@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +16,12 @@ from bcpformat import ErrorCode, MemoryStore, MismatchError, PerRank
 from bcpformat.api.framework import may_cast
 from bcpformat.api.mismatch import Names, missing, prefix_hint
 from bcpformat.model.dtypes import DTYPES
+
+
+class Point(NamedTuple):
+    """A subclass of tuple."""
+
+    x: int
 
 
 def written(state: object) -> MemoryStore:
@@ -187,6 +195,22 @@ def test_what_is_no_renaming_is_refused(rename: object) -> None:
         bcpformat.read(written({"a": 1}), into={"a": 1}, rename=rename)  # type: ignore[arg-type]
 
 
+def test_a_renaming_that_returns_no_name_is_refused() -> None:
+    with pytest.raises(bcpformat.InvalidArgumentError, match="rename must return names"):
+        bcpformat.read(written({"a": 1}), into={"a": 1}, rename=lambda _: None)  # type: ignore[arg-type,return-value]
+
+
+def test_a_subclass_of_a_container_in_a_template_is_told() -> None:
+    template = {"a": defaultdict(int, x=0), "p": Point(0)}
+
+    found = problems(written({"a": {"x": 1}, "p": (1,)}), template)
+
+    assert set(found) == {"a", "p"}
+    assert "defaultdict" in found["a"]
+    assert "make it a plain dict" in found["a"]
+    assert "Point" in found["p"]
+
+
 def test_two_template_leaves_may_take_the_same_saved_tensor() -> None:
     template = {"a": np.zeros(2), "b": np.zeros(2)}
 
@@ -309,9 +333,10 @@ def test_an_imaginary_part_is_never_dropped() -> None:
 def test_text_dates_and_objects_are_no_numbers() -> None:
     store = written({"w": np.ones(1)})
     for code in ("O", "U3", "M8[s]", [("a", "f4")]):
-        assert "float64 in the checkpoint" in problems(
-            store, {"w": np.zeros(1, code)}, cast="any"
-        )["w"]
+        assert (
+            "float64 in the checkpoint"
+            in problems(store, {"w": np.zeros(1, code)}, cast="any")["w"]
+        )
 
 
 def test_a_type_that_numpy_cannot_convert_is_refused_before_anything_changes() -> None:

@@ -36,7 +36,9 @@ def damaged(store: MemoryStore, *, at: int) -> MemoryStore:
 
 @given(arrays(), st.sampled_from(["raw", "zstd", "planes-zstd"]), st.data())
 @settings(max_examples=100)
-def test_indexing_gives_what_numpy_gives(array: np.ndarray, codec: str, data: st.DataObject) -> None:
+def test_indexing_gives_what_numpy_gives(
+    array: np.ndarray, codec: str, data: st.DataObject
+) -> None:
     index = data.draw(indices(array.shape))
     wanted = array[index]
     with bcpformat.open(written({"w": array}, codec=codec)) as ckpt:
@@ -81,7 +83,7 @@ def test_what_is_no_basic_index_is_an_index_error(index: object) -> None:
 def test_an_index_error_says_axis_and_size() -> None:
     with (
         bcpformat.open(written({"w": np.zeros((2, 3))})) as ckpt,
-        pytest.raises(IndexError, match="index 3 .* axis 1 .* size 3"),
+        pytest.raises(IndexError, match=r"index 3 .* axis 1 .* size 3"),
     ):
         ckpt["w"][0, 3]
 

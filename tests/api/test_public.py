@@ -139,6 +139,7 @@ def test_torch_is_not_imported(code: str) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.slow
 def test_torch_is_imported_when_a_value_needs_it() -> None:
     script = (
         "import bcpformat, sys, tempfile, subprocess\n"

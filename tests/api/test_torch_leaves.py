@@ -195,13 +195,13 @@ def freed() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: torch.zeros(2).as_subclass(Wrapped), "make it a torch.Tensor"),
-        (lambda: torch.nn.UninitializedParameter(), "make it a"),
+        (lambda: torch.zeros(2).as_subclass(Wrapped), r"make it a torch\.Tensor"),
+        (torch.nn.UninitializedParameter, "make it a"),
         (lambda: torch.zeros(2, device="meta"), "meta"),
         (lambda: torch.zeros(2).to_sparse(), "to_dense"),
-        (lambda: freed(), "freed"),
-        (lambda: torch.nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
-        (lambda: np.ma.masked_array([1, 2]), "make it a numpy.ndarray"),
+        (freed, "freed"),
+        (lambda: torch.nn.Linear(1, 1), r"torch\.nn\.modules\.linear\.Linear"),
+        (lambda: np.ma.masked_array([1, 2]), r"make it a numpy\.ndarray"),
         (lambda: np.array([1, None]), "object"),
         (lambda: np.array(["x"]), "array"),
         (lambda: np.zeros(1, [("a", "f4")]), "array"),
@@ -219,10 +219,18 @@ def test_what_has_no_form_is_refused_with_path_and_way_out(
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_nested_tensors_are_refused() -> None:
+    nested = torch._nested_tensor_from_tensor_list([torch.zeros(1), torch.zeros(2)])
+
+    with pytest.raises(InvalidArgumentError, match="'w': a tensor without memory of its own"):
+        bcpformat.write(MemoryStore(), {"w": nested})
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_quantized_tensors_are_refused() -> None:
     quantized = torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.quint8)
 
-    with pytest.raises(InvalidArgumentError, match="'w': a tensor of torch.quint8"):
+    with pytest.raises(InvalidArgumentError, match=r"'w': a tensor of torch\.quint8"):
         bcpformat.write(MemoryStore(), {"w": quantized})
 
 

@@ -293,8 +293,9 @@ class Draft:
         return Parts(self.header, self.root, sections, data)
 
     def _file_rows(self) -> list[Row]:
-        digests = [{"digest": xxh128(file.table_bytes())} for file in self.data.values()]
-        rows = [digest | row for digest, row in zip_longest(digests, self.files, fillvalue={})]
+        digests: list[Row] = [{"digest": xxh128(file.table_bytes())} for file in self.data.values()]
+        none: Row = {}
+        rows = [digest | row for digest, row in zip_longest(digests, self.files, fillvalue=none)]
         return [{k: value for k, value in row.items() if value is not None} for row in rows]
 
     def _chunk_columns(self) -> dict[str, bytes]:

@@ -16,6 +16,7 @@ from tests.rules.build import (
     RUN_COLUMNS,
     Draft,
     Parts,
+    Row,
     base,
     pack,
     root,
@@ -356,7 +357,7 @@ def test_tensors_have_as_many_chunks_as_there_are_rows(chunks: int) -> None:
 def test_a_sum_of_chunks_that_wraps_is_none() -> None:
     """BCP-COL-007, BCP-CNV-003: 2^11 times 2^53 is 0 in 64 bits."""
     draft = base()
-    tensors = [{"name": f"t{n:04}", "dtype": "int8", "shape": [1]} for n in range(2049)]
+    tensors: list[Row] = [{"name": f"t{n:04}", "dtype": "int8", "shape": [1]} for n in range(2049)]
     for row in tensors:
         row["chunks"] = LARGEST
     draft.tensors = [*draft.tensors, *tensors]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import bcpformat
+from tests.oracle.make_checkpoint import xxh64, xxh128
 from tests.rules.build import (
     EARLIER,
     RANKS,
@@ -15,8 +16,6 @@ from tests.rules.build import (
     Header,
     base,
     compressed,
-    xxh64,
-    xxh128,
 )
 from tests.rules.verdicts import (
     OPTIONS,

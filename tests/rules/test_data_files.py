@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import bcpformat
-from tests.oracle.make_checkpoint import Run
+from tests.oracle.make_checkpoint import Run, xxh64, xxh128
 from tests.rules.build import (
     ATTEMPT,
     EARLIER,
@@ -17,8 +17,6 @@ from tests.rules.build import (
     Draft,
     base,
     root,
-    xxh64,
-    xxh128,
 )
 from tests.rules.samples import linked, single
 from tests.rules.verdicts import (

@@ -12,7 +12,7 @@ from bcpformat import Limits, ReadOptions
 from bcpformat.wire.manifest import Sections
 from bcpformat.wire.root import decode_root
 from bcpformat.wire.sections import SectionRow
-from tests.oracle.make_checkpoint import Run
+from tests.oracle.make_checkpoint import Run, xxh128
 from tests.rules.build import (
     ATTEMPT,
     EARLIER,
@@ -25,8 +25,8 @@ from tests.rules.build import (
     compressed,
     pack,
     root,
-    xxh128,
 )
+from tests.rules.samples import single
 from tests.rules.verdicts import OPTIONS, accept, read, refuse, refuse_to_open, store_of
 
 # ---- keys, types and ranges --------------------------------------------------------------------
@@ -324,6 +324,17 @@ def test_chunks_are_cut_into_groups_of_32768_rows() -> None:
         refuse_to_open(grouped(draft, sizes), "E_SECTION")
 
 
+@pytest.mark.slow
+def test_rows_ascend_from_one_group_to_the_next() -> None:
+    """BCP-COL-004: E_ORDER between the last row of a group and the first of the next."""
+    rows = 32769
+    draft = single("int8", [rows], [bytes([number % 256]) for number in range(rows)])
+    accept(grouped(draft, [32768, 1]), {"t": ("int8", (rows,), bytes(range(256)) * 128 + b"\0")})
+
+    draft.chunks[-2:] = reversed(draft.chunks[-2:])
+    refuse_to_open(grouped(draft, [32768, 1]), "E_ORDER")
+
+
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
@@ -386,7 +397,11 @@ def test_a_section_row_has_the_types_of_its_places(place: int, value: object) ->
 
 
 def test_a_section_row_has_seven_values_and_a_digest_of_16_bytes() -> None:
-    """BCP-MAN-005: E_RANGE."""
+    """BCP-MAN-005: E_RANGE, and E_TYPE if it is no array."""
+    no_array = base().parts()
+    no_array.root = base().root | {"sections": [no_array.sections[0].row(), {}]}
+    refuse_to_open(no_array, "E_TYPE")
+
     short, long = base().parts(), base().parts()
     rows = [section.row() for section in short.sections]
     short.root = base().root | {"sections": [rows[0][:6], *rows[1:]]}

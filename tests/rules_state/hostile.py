@@ -25,7 +25,14 @@ from bcpformat.wire import (
     encode_manifest,
 )
 
+
+class Document(bytes):
+    """A section or root as bytes, which need not be a document."""
+
+
 OPTIONS = ReadOptions(threads=1, budget_bytes=2**27)
+LISTS = ("files", "tensors", "objects")
+"""Kinds of sections that are arrays of maps."""
 
 
 def written(
@@ -77,6 +84,7 @@ def with_documents(
     change: Callable[[dict[str, Any], dict[str, Any]], None],
     *,
     minor: int = 0,
+    rows: Callable[[dict[str, list[Any]]], None] = lambda _: None,
 ) -> MemoryStore:
     """Return a copy whose manifest is changed as plain documents, by no rule at all.
 
@@ -85,6 +93,7 @@ def with_documents(
         change: Gets the root without its sections, and the documents of the sections by kind
             (a kind has one section), and changes them in place.
         minor: Minor version of the new manifest.
+        rows: Gets the rows of the new sections by kind, and changes them in place.
     """
     data = encode_manifest(manifest_of(store), codec="none")
     header = decode_header(data, key=MANIFEST_KEY, expect=Kind.MANIFEST)
@@ -92,28 +101,25 @@ def with_documents(
     root = unpacked(data[HEADER_BYTES:at])
     at += 16
     sections = {}
-    rows = root.pop("sections")
-    for kind, _, _, _, nbytes, _, _ in rows:
+    counts = {}
+    for kind, _, count, _, nbytes, _, _ in root.pop("sections"):
+        counts[kind] = count
         sections[kind] = unpacked(data[at : at + nbytes])
         at += nbytes
     change(root, sections)
-    return store_of(
-        {**objects_of(store), MANIFEST_KEY: _assembled(header, root, rows, sections, minor)}
-    )
-
-
-def _assembled(
-    header: Header, root: dict[str, Any], rows: list[Any], sections: dict[str, Any], minor: int
-) -> bytes:
-    counts = {kind: count for kind, _, count, *_ in rows}
-    for kind in ("files", "tensors", "objects"):
-        counts[kind] = len(sections.get(kind, ()))
+    counts |= {k: len(d) for k, d in sections.items() if k in LISTS and type(d) is list}
     raw = {kind: packed(value) for kind, value in sections.items()}
-    root["sections"] = [
-        [kind, 0, counts.get(kind, 1), "none", len(d), len(d), document_digest(d)]
+    made = {
+        kind: [kind, 0, counts.get(kind, 1), "none", len(d), len(d), document_digest(d)]
         for kind, d in raw.items()
-    ]
-    stored = packed(root)
+    }
+    rows(made)
+    stored = packed({**root, "sections": list(made.values())})
+    document = _assembled(header, stored, minor) + b"".join(raw.values())
+    return store_of({**objects_of(store), MANIFEST_KEY: document})
+
+
+def _assembled(header: Header, stored: bytes, minor: int) -> bytes:
     head = Header(
         kind=Kind.MANIFEST,
         attempt_id=header.attempt_id,
@@ -121,7 +127,7 @@ def _assembled(
         root_stored_bytes=len(stored),
         root_raw_bytes=len(stored),
     )
-    return encode_header(head) + stored + document_digest(stored) + b"".join(raw.values())
+    return encode_header(head) + stored + document_digest(stored)
 
 
 def with_state(store: bcpformat.Store, node: Any) -> MemoryStore:
@@ -159,8 +165,10 @@ def with_data(store: bcpformat.Store, change: Callable[[bytearray], None]) -> Me
 
 
 def packed(value: Any) -> bytes:
-    """Return a plain value in the form of the profile."""
-    return bytes(msgpack.packb(_ordered(value), use_bin_type=True))
+    """Return a plain value in the form of the profile; a surrogate becomes a byte of no UTF-8."""
+    if isinstance(value, Document):
+        return bytes(value)
+    return bytes(msgpack.packb(_ordered(value), unicode_errors="surrogateescape"))
 
 
 def unpacked(data: bytes) -> Any:

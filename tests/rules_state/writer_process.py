@@ -1,4 +1,4 @@
-"""A process that saves a checkpoint and is killed while it does: ``python -m`` this, a directory."""
+"""A process that is killed while it saves: ``python -m``, a directory, the name of a codec."""
 
 from __future__ import annotations
 

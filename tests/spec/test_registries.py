@@ -59,6 +59,8 @@ FLOORS = {
     "chunks": DEFAULT_LIMITS.chunks,
     "per-rank": DEFAULT_LIMITS.chunks,
     "root": DEFAULT_LIMITS.root_bytes,
+    "state": DEFAULT_LIMITS.state_bytes,
+    "rows": DEFAULT_LIMITS.row_bytes,
     "sections": DEFAULT_LIMITS.section_bytes,
     "table": DEFAULT_LIMITS.table_bytes,
 }
