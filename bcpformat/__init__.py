@@ -6,38 +6,99 @@ Example:
     >>> report = bcpformat.write(store, {"w": numpy.zeros(3)}, step=1)
     >>> bcpformat.validate(store).ok
     True
+
+The names are loaded when they are first used: the command line program starts several times
+faster for it.
 """
 
-from bcpformat.api.check import latest, validate
-from bcpformat.api.into import Mismatches
-from bcpformat.api.opened import Checkpoint, TensorView, open_checkpoint, read
-from bcpformat.api.save import write
-from bcpformat.engine.options import ReadOptions, WriteOptions
-from bcpformat.engine.write import WriteReport
-from bcpformat.errors import (
-    BcpError,
-    ChecksumError,
-    CommitError,
-    CoverageError,
-    ErrorCode,
-    FormatError,
-    InvalidArgumentError,
-    LimitError,
-    MismatchError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    Problem,
-    StateError,
-    StorageError,
-    UnsupportedError,
-)
-from bcpformat.model.leaves import PerRank, PerRankValues
-from bcpformat.model.limits import Limits
-from bcpformat.model.user_types import register_type
-from bcpformat.storage import LocalStore, MemoryStore, Store
-from bcpformat.validate import Report
+from __future__ import annotations
 
-open = open_checkpoint  # the name that users know
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bcpformat.api.check import latest, validate
+    from bcpformat.api.into import Mismatches
+    from bcpformat.api.opened import Checkpoint, TensorView, read
+    from bcpformat.api.opened import open_checkpoint as open
+    from bcpformat.api.save import write
+    from bcpformat.engine.options import ReadOptions, WriteOptions
+    from bcpformat.engine.write import WriteReport
+    from bcpformat.errors import (
+        BcpError,
+        ChecksumError,
+        CommitError,
+        CoverageError,
+        ErrorCode,
+        FormatError,
+        InvalidArgumentError,
+        LimitError,
+        MismatchError,
+        ObjectExistsError,
+        ObjectNotFoundError,
+        Problem,
+        StateError,
+        StorageError,
+        UnsupportedError,
+    )
+    from bcpformat.model.leaves import PerRank, PerRankValues
+    from bcpformat.model.limits import Limits
+    from bcpformat.model.user_types import register_type
+    from bcpformat.storage import LocalStore, MemoryStore, Store
+    from bcpformat.validation import Report
+
+_HOMES = {
+    "BcpError": "bcpformat.errors",
+    "Checkpoint": "bcpformat.api.opened",
+    "ChecksumError": "bcpformat.errors",
+    "CommitError": "bcpformat.errors",
+    "CoverageError": "bcpformat.errors",
+    "ErrorCode": "bcpformat.errors",
+    "FormatError": "bcpformat.errors",
+    "InvalidArgumentError": "bcpformat.errors",
+    "LimitError": "bcpformat.errors",
+    "Limits": "bcpformat.model.limits",
+    "LocalStore": "bcpformat.storage",
+    "MemoryStore": "bcpformat.storage",
+    "MismatchError": "bcpformat.errors",
+    "Mismatches": "bcpformat.api.into",
+    "ObjectExistsError": "bcpformat.errors",
+    "ObjectNotFoundError": "bcpformat.errors",
+    "PerRank": "bcpformat.model.leaves",
+    "PerRankValues": "bcpformat.model.leaves",
+    "Problem": "bcpformat.errors",
+    "ReadOptions": "bcpformat.engine.options",
+    "Report": "bcpformat.validation",
+    "StateError": "bcpformat.errors",
+    "StorageError": "bcpformat.errors",
+    "Store": "bcpformat.storage",
+    "TensorView": "bcpformat.api.opened",
+    "UnsupportedError": "bcpformat.errors",
+    "WriteOptions": "bcpformat.engine.options",
+    "WriteReport": "bcpformat.engine.write",
+    "latest": "bcpformat.api.check",
+    "open": "bcpformat.api.opened",
+    "read": "bcpformat.api.opened",
+    "register_type": "bcpformat.model.user_types",
+    "validate": "bcpformat.api.check",
+    "write": "bcpformat.api.save",
+}
+"""Public name to the module that defines it."""
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its home."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(home), "open_checkpoint" if name == "open" else name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 __all__ = [
     "BcpError",

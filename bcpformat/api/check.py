@@ -15,7 +15,7 @@ from bcpformat.engine.options import ReadOptions
 from bcpformat.errors import BcpError, ErrorCode, InvalidArgumentError
 from bcpformat.model.manifest import MANIFEST_KEY
 from bcpformat.storage import Store, open_store
-from bcpformat.validate import Level, Report, validate_store
+from bcpformat.validation import Level, Report, validate_store
 from bcpformat.wire import decode_root
 
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("location", metavar="LOCATION", help="directory of a checkpoint")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument(
-        "--depth", type=int, metavar="N", help="show N levels of the state, 0 for none"
+        "--depth", type=_levels, metavar="N", help="show N levels of the state, 0 for none"
     )
     parser.add_argument(
         "--names",
@@ -42,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="show only what matches; * crosses /; may be given several times",
     )
+
+
+def _levels(text: str) -> int:
+    levels = int(text)
+    if levels < 0:
+        raise argparse.ArgumentTypeError(f"levels must be at least 0, got {levels}")
+    return levels
 
 
 def run(args: argparse.Namespace) -> int:

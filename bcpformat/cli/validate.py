@@ -8,7 +8,7 @@ import sys
 from bcpformat.api.check import validate
 from bcpformat.cli.terminal import Progress, Style, counted, human_bytes, one_line, print_json
 from bcpformat.model.names import display
-from bcpformat.validate import Report
+from bcpformat.validation import Report
 
 _EXAMPLES = """\
 examples:

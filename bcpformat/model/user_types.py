@@ -21,6 +21,11 @@ from bcpformat.model.leaves import PerRank, PerRankValues
 
 T = TypeVar("T")
 
+_TORCH_FORMS = frozenset(
+    ("torch", name) for name in ("Tensor", "Parameter", "Size", "dtype", "device")
+)
+"""Module and name of types that `bcpformat.torch` saves; this layer does not know torch."""
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
 
@@ -139,7 +144,7 @@ class TypeRegistry:
             raise InvalidArgumentError(
                 f"name must match [a-z0-9][a-z0-9._-]{{0,127}}, got {name!r:.200}"
             )
-        if cls in _OWN_FORM:
+        if cls in _OWN_FORM or (cls.__module__.partition(".")[0], cls.__name__) in _TORCH_FORMS:
             raise InvalidArgumentError(f"{cls.__qualname__} has a form of its own")
         made = UserType(cls=cls, name=name, encode=encode, decode=decode)
         with self._lock:

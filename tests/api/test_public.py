@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import inspect
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -107,7 +109,7 @@ def modules(package: str) -> list[str]:
         *modules("bcpformat.api"),
         *modules("bcpformat.engine"),
         *modules("bcpformat.plan"),
-        *modules("bcpformat.validate"),
+        *modules("bcpformat.validation"),
         *modules("bcpformat.torch"),
     ],
 )
@@ -161,3 +163,22 @@ def test_torch_is_imported_when_a_value_needs_it() -> None:
     assert done.stdout.strip() == (
         "ndarray TorchDType <class 'torch.Tensor'> <class 'torch.dtype'> <class 'torch.Size'>"
     )
+
+
+def test_every_public_name_has_one_home_and_the_type_checkers_import_agrees() -> None:
+    tree = ast.parse(Path(bcpformat.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imported = {
+        alias.asname or alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    assert imported == bcpformat._HOMES
+    assert sorted(imported) == sorted(bcpformat.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        bcpformat.nothing  # noqa: B018  # the look-up is the test

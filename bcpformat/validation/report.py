@@ -28,8 +28,8 @@ from bcpformat.model.checks import check_manifest
 from bcpformat.model.limits import ALIGNMENT_BYTES
 from bcpformat.model.manifest import DATA_PREFIX, MANIFEST_KEY, Manifest
 from bcpformat.storage.store import Store
-from bcpformat.validate.blocks import check_blocks
-from bcpformat.validate.values import check_values
+from bcpformat.validation.blocks import check_blocks
+from bcpformat.validation.values import check_values
 from bcpformat.wire import Kind, decode_header, decode_manifest
 
 Level = Literal["manifest", "full"]
