@@ -14,7 +14,8 @@ from bcpformat.api.mismatch import Names, mismatch, mismatch_error, missing, pre
 from bcpformat.api.overlap import settle
 from bcpformat.api.selection import Filter, Rename, name_filter, name_map
 from bcpformat.api.template import Slot, Template
-from bcpformat.engine.read import Destinations, TensorReader
+from bcpformat.engine.read import TensorReader
+from bcpformat.engine.sink import Destinations
 from bcpformat.errors import BcpError, ErrorCode, InvalidArgumentError, Problem
 from bcpformat.model.checks import tensor_nbytes
 from bcpformat.model.dtypes import DType

@@ -12,7 +12,8 @@ import numpy as np
 from bcpformat.api.framework import NUMPY, Allocated, Framework, load_torch, torch_installed
 from bcpformat.api.selection import Filter, name_filter
 from bcpformat.engine.memory import address_of, copy
-from bcpformat.engine.read import Destinations, TensorReader
+from bcpformat.engine.read import TensorReader
+from bcpformat.engine.sink import Destinations
 from bcpformat.errors import ErrorCode, FormatError, InvalidArgumentError
 from bcpformat.model.checks import tensor_nbytes
 from bcpformat.model.dtypes import DType

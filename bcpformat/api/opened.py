@@ -18,13 +18,14 @@ from bcpformat.engine.collector import paused_collector
 from bcpformat.engine.load import load_manifest
 from bcpformat.engine.memory import Bytes, address_of
 from bcpformat.engine.options import ReadOptions
-from bcpformat.engine.read import Destinations, TensorReader
+from bcpformat.engine.read import TensorReader
+from bcpformat.engine.sink import Destinations
 from bcpformat.errors import InvalidArgumentError, StateError
 from bcpformat.model.checks import CODEC_RAW
 from bcpformat.model.dtypes import DType, unpack_subbyte
 from bcpformat.model.manifest import Manifest, Value, ints
 from bcpformat.model.region import Box
-from bcpformat.plan.resolve import Task
+from bcpformat.plan.tasks import Task
 from bcpformat.storage import open_store
 
 Index: TypeAlias = (

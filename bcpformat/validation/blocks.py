@@ -13,7 +13,8 @@ from bcpformat.errors import ErrorCode, FormatError, Problem
 from bcpformat.model.dtypes import DType
 from bcpformat.model.limits import ALIGNMENT_BYTES
 from bcpformat.model.manifest import Ints, Manifest, ints
-from bcpformat.plan.resolve import Blocks, Pieces, Task, TaskPlan
+from bcpformat.plan.resolve import Blocks, Pieces
+from bcpformat.plan.tasks import Task, TaskPlan
 
 
 def check_blocks(

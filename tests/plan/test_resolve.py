@@ -11,7 +11,8 @@ from bcpformat.model.dtypes import DType
 from bcpformat.model.limits import DEFAULT_LIMITS
 from bcpformat.model.manifest import Manifest, ints
 from bcpformat.model.region import Box
-from bcpformat.plan.resolve import ChunkIndex, _row_ranges, cut_tasks, place_elements
+from bcpformat.plan.resolve import ChunkIndex, _row_ranges, place_elements
+from bcpformat.plan.tasks import cut_tasks
 from tests.plan.layouts import boxes, manifests
 
 
