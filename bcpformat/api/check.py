@@ -19,6 +19,16 @@ from bcpformat.validation import Level, Report, validate_store
 from bcpformat.wire import decode_root
 
 
+def check_level(level: str) -> None:
+    """Refuse a level that there is not.
+
+    Raises:
+        InvalidArgumentError: It is another.
+    """
+    if level not in ("manifest", "full"):
+        raise InvalidArgumentError(f"level must be 'manifest' or 'full', got {level!r}")
+
+
 @own_failures()
 def validate(
     location: Location,
@@ -39,8 +49,7 @@ def validate(
     Raises:
         StorageError: The location cannot be reached, so nothing can be said.
     """
-    if level not in ("manifest", "full"):
-        raise InvalidArgumentError(f"level must be 'manifest' or 'full', got {level!r}")
+    check_level(level)
     shown = progress if progress is not None else (lambda _nbytes: None)
     return validate_store(open_store(location), level=level, options=options, progress=shown)
 
@@ -61,7 +70,9 @@ class Found:
 
 
 @own_failures()
-def latest(root: Location, *, options: ReadOptions = DEFAULT_READ) -> str | Store | None:
+def latest(
+    root: Location, *, level: Level = "manifest", options: ReadOptions = DEFAULT_READ
+) -> str | Store | None:
     """Return the location of the newest checkpoint below `root` that validates, None without one.
 
     Newest is decided by the manifests' step, then by when they were made; never by names.
@@ -69,18 +80,21 @@ def latest(root: Location, *, options: ReadOptions = DEFAULT_READ) -> str | Stor
 
     Args:
         root: A directory whose immediate sub-directories may be checkpoints, or a `Store`.
-        options: Limits.
+        level: How much of a candidate is checked: by default not its data, see `validate`.
+        options: Threads and limits.
 
     Returns:
         A path if `root` is one, else a `Store`: what `read` and `open` take.
 
     Raises:
-        StorageError: The root cannot be reached.
+        StorageError: The root, or a data file of a candidate, cannot be read, so that nobody can
+            say which is the newest.
     """
+    check_level(level)
     store = open_store(root)
     for found in checkpoints(store, options=options):
         report = validate_store(
-            store.child(found.name), level="manifest", options=options, progress=lambda _: None
+            store.child(found.name), level=level, options=options, progress=lambda _: None
         )
         if report.ok:
             if not isinstance(root, (str, os.PathLike)):

@@ -10,7 +10,15 @@ import numpy as np
 
 from bcpformat.api.framework import Cast, Framework, Target, frameworks, may_cast
 from bcpformat.api.load import StateBuilder
-from bcpformat.api.mismatch import Names, mismatch, mismatch_error, missing, prefix_hint, unexpected
+from bcpformat.api.mismatch import (
+    Names,
+    mismatch,
+    mismatch_error,
+    missing,
+    part_hint,
+    prefix_hint,
+    unexpected,
+)
 from bcpformat.api.overlap import settle
 from bcpformat.api.selection import Filter, Rename, name_filter, name_map
 from bcpformat.api.template import Slot, Template
@@ -99,7 +107,7 @@ class TemplateReader:
         if plan.absent:
             problems += missing(plan.absent, Names(saved))
         problems += unexpected(extra)
-        hint = prefix_hint(plan.absent, extra)
+        hint = prefix_hint(plan.absent, extra) or part_hint([s.name for s in leaves.slots], extra)
         nothing = not (plan.wants or plan.plain or plan.ranks)
         if nothing and not problems and self._chosen is not None:
             text = f"filter {self._chosen!r:.200} selects none of the names of this checkpoint"

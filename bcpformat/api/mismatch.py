@@ -83,6 +83,15 @@ def prefix_hint(absent: Sequence[str], extra: Sequence[str]) -> str:
     return ""
 
 
+def part_hint(names: Sequence[str], extra: Sequence[str]) -> str:
+    """Return a sentence if a template is just a part of the checkpoint, or ""."""
+    tops = sorted({name.split("/", 1)[0] for name in names})
+    if not extra or not tops or any(name.split("/", 1)[0] in tops for name in extra):
+        return ""
+    shown = repr(tops[0]) if len(tops) == 1 else repr(tops[:5])
+    return f"to read only what the template has, pass filter={shown}"
+
+
 def _moved(name: str, head: str, piece: str, *, insert: bool) -> str | None:
     """Return a name with `piece` put in or taken out after `head`, None if it is not there."""
     before = head if insert else head + piece

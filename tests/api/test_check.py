@@ -231,3 +231,15 @@ def test_a_directory_that_nobody_may_read_is_passed_over(tmp_path: Path) -> None
 
     assert isinstance(found, FaultyStore)
     assert bcpformat.open(found).step == 1
+
+
+def test_latest_looks_at_the_data_when_it_is_told_to(tmp_path: Path) -> None:
+    for step in (1, 2):
+        bcpformat.write(tmp_path / str(step), {"w": np.arange(1000)}, step=step)
+    (victim,) = (tmp_path / "2" / "data").iterdir()
+    data = bytearray(victim.read_bytes())
+    data[5000] ^= 1
+    victim.write_bytes(data)
+
+    assert bcpformat.latest(tmp_path) == str(tmp_path / "2")
+    assert bcpformat.latest(tmp_path, level="full") == str(tmp_path / "1")

@@ -345,3 +345,15 @@ def test_a_type_that_numpy_cannot_convert_is_refused_before_anything_changes() -
 
     assert "complex32" in problems(written(state), template, cast=True)["w"]
     assert template["a"].tolist() == [0]
+
+
+def test_a_template_that_is_a_part_gets_the_way_out() -> None:
+    store = bcpformat.MemoryStore()
+    bcpformat.write(store, {"model": {"w": np.ones(2)}, "optimizer": {"m": np.ones(2)}, "n": 1})
+    template = {"model": {"w": np.zeros(2)}}
+
+    with pytest.raises(bcpformat.MismatchError, match="pass filter='model'"):
+        bcpformat.read(store, into=template)
+    bcpformat.read(store, into=template, filter="model")
+
+    assert template["model"]["w"].tolist() == [1, 1]

@@ -58,7 +58,7 @@ SIGNATURES = {
     ),
     "open": "(location, *, options)",
     "validate": "(location, *, level, options, progress)",
-    "latest": "(root, *, options)",
+    "latest": "(root, *, level, options)",
     "register_type": "(cls, *, name, encode, decode)",
 }
 
