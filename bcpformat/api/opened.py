@@ -272,16 +272,21 @@ def read(
         rename: From names of the template to names of the checkpoint.
         strict: Raise one error with every difference before anything is changed; False reads
             what fits and returns the differences as a list, whose `state` is the result.
-        cast: Convert data types: True among floats, and to wider integers; ``"any"`` always.
+        cast: Convert data types: True among floats, and to a wider type of the same kind;
+            ``"any"`` between all numbers, but never by dropping an imaginary part.
         as_numpy: Return numpy arrays in place of torch tensors; only without `into`.
         options: How to read.
         group: ``"auto"`` or None: this process alone.
         progress: Called with numbers of bytes as they are done, from any thread.
 
     Returns:
-        The whole state with new tensors in host memory, or `into` itself.
+        The whole state with new tensors in host memory, or `into` itself; with `strict` False a
+        `Mismatches`.
 
     Raises:
+        InvalidArgumentError: Arguments do not go together, or a filter selects nothing.
+        LimitError: The budget does not allow it (``E_BUDGET``), or the manifest is above a limit.
+        StorageError: The store failed.
         MismatchError: Template and checkpoint differ; nothing has been changed.
         FormatError: Something does not verify; `.changed` names the destinations that may have
             changed.

@@ -7,11 +7,10 @@ from enum import IntEnum
 
 import numpy as np
 
-from bcpformat.codec.digest import block_digest
 from bcpformat.codec.planes import PLANE_ITEMS, decode_planes, encode_planes
 from bcpformat.codec.views import Bytes, ReadableBytes, Scratch, flat_view
 from bcpformat.codec.zstd import decompress_frame_into, make_compressor
-from bcpformat.errors import ChecksumError, ErrorCode, FormatError, InvalidArgumentError
+from bcpformat.errors import ErrorCode, FormatError, InvalidArgumentError
 
 
 class Codec(IntEnum):
@@ -144,25 +143,6 @@ def decode_block(stored: ReadableBytes, out: Bytes, *, codec: Codec, item: int) 
         decompress_frame_into(view, out)
     else:
         decode_planes(view, out, item=item, scratch=_PER_THREAD.scratch)
-
-
-def verify_block(raw: ReadableBytes, *, expected: int, where: str) -> None:
-    """Check the raw bytes of a block against their digest.
-
-    Args:
-        raw: The raw bytes, C-contiguous memory.
-        expected: The digest in the block table.
-        where: The block, as text, for the message.
-
-    Raises:
-        ChecksumError: E_BLOCK_CHECKSUM; they differ (BCP-RUN-008).
-    """
-    found = block_digest(raw)
-    if found != expected:
-        raise ChecksumError(
-            f"{where}: the block table says digest {expected:016x}, the bytes have {found:016x}",
-            code=ErrorCode.BLOCK_CHECKSUM,
-        )
 
 
 class _PerThread(threading.local):

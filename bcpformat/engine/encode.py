@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class Sources:
     """Where the raw bytes of pieces are in this process's memory.
 
     Attributes:
@@ -116,12 +116,12 @@ class Unit:
     nbytes: int
 
 
-class RunContents:
+class RunFiller:
     """The pieces of every run, by offset."""
 
     __slots__ = ("bounds", "offset", "order", "packing", "pieces")
 
-    def __init__(self, pieces: Pieces, packing: Packing) -> None:
+    def __init__(self, pieces: Sources, packing: Packing) -> None:
         self.pieces = pieces
         self.packing = packing
         self.order = np.lexsort((packing.offset, packing.run))
@@ -201,7 +201,7 @@ class FileEncoder:
         self,
         store: Store,
         plan: FilePlan,
-        contents: RunContents,
+        contents: RunFiller,
         *,
         threads: int,
         progress: Progress,
@@ -285,7 +285,7 @@ class FileEncoder:
                 return unit, self._encode(unit, buffer.array)
 
         with AlignedBuffer(UNIT_BYTES) as buffer:
-            sink = _Sink(writer, buffer)
+            sink = _AlignedOutput(writer, buffer)
             units = file_units(self._packing, self._plan.runs)
             for unit, blocks in _ordered(executor, work, units, ahead=self._threads):
                 block = unit.first_block
@@ -335,7 +335,7 @@ class FileEncoder:
     ) -> WrittenFile:
         table = self._digests.tobytes() + (lengths.tobytes() if lengths is not None else b"")
         with pool.borrow() as buffer:
-            sink = _Sink(writer, buffer, position=table_bytes)
+            sink = _AlignedOutput(writer, buffer, position=table_bytes)
             sink.append(table)
             sink.align()
             sink.flush()
@@ -358,7 +358,7 @@ class _PerThread(local):
         self.made: dict[tuple[Codec, int], BlockEncoder] = {}
 
 
-class _Sink:
+class _AlignedOutput:
     """Bytes in order, written in aligned pieces through one buffer."""
 
     def __init__(

@@ -69,7 +69,9 @@ class ReadOptions:
     Attributes:
         verify: Compare every block's digest before handing out its elements.
         threads: Threads that read, verify, decode and copy.
-        budget_bytes: Refuse to allocate more than this in total; None means the machine's memory.
+        budget_bytes: Refuse to allocate more than this for the arrays of a result, and for the
+            buffers of a read (16 MiB a thread, more only for blocks above 1 MiB), each by itself;
+            None means the machine's memory.  `limits` bounds the manifest.
         limits: What the manifest may declare.
 
     Example:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bcpformat.codec.block import Codec
-from bcpformat.engine.encode import FileEncoder, FilePlan, Pieces, RunContents, WrittenFile
+from bcpformat.engine.encode import FileEncoder, FilePlan, RunFiller, Sources, WrittenFile
 from bcpformat.engine.memory import address_of
 from bcpformat.engine.options import WriteOptions
 from bcpformat.errors import (
@@ -84,7 +84,7 @@ class WriteReport:
 class _Gathered:
     """The pieces of a state: first those of tensors, then per-rank values, then objects."""
 
-    pieces: Pieces
+    pieces: Sources
     item: Ints
     chunks: Ints  # chunk rows of each tensor
 
@@ -120,10 +120,10 @@ def save(
     gathered = _gather(state)
     packing = pack(gathered.pieces.nbytes, gathered.item)
     codecs = _codecs(packing, options)
+    contents = RunFiller(gathered.pieces, packing)
     keys, written = [], []
     with ExitStack() as undo:
         for plan in _file_plans(packing, codecs, attempt_id, rank, options):
-            contents = RunContents(gathered.pieces, packing)
             encoder = FileEncoder(store, plan, contents, threads=options.threads, progress=progress)
             undo.callback(_discard, store, plan.key)
             written.append(encoder.write())
@@ -248,7 +248,7 @@ def _gather(state: EncodedState) -> _Gathered:
         nbytes.append(len(array))
         item.append(1)
     owners.append(state)
-    pieces = Pieces(address=ints(address), nbytes=ints(nbytes), strided=strided, owners=owners)
+    pieces = Sources(address=ints(address), nbytes=ints(nbytes), strided=strided, owners=owners)
     return _Gathered(pieces=pieces, item=ints(item), chunks=ints(chunks))
 
 

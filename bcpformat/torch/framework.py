@@ -15,6 +15,7 @@ from bcpformat.errors import ErrorCode, InvalidArgumentError
 from bcpformat.model.dtypes import DType
 from bcpformat.model.leaves import FLAG_PARAMETER, FLAG_REQUIRES_GRAD, TensorLeaf
 from bcpformat.model.limits import MAX_INTEGER
+from bcpformat.model.nodes import TORCH_DEVICE, TORCH_DTYPE, TORCH_SIZE
 from bcpformat.torch.dtypes import (
     DTYPE_NAMES,
     OPAQUE,
@@ -257,14 +258,14 @@ FRAMEWORK = Framework(
         torch.nn.Parameter: _ADAPTER,
     },
     encoders={
-        torch.Size: lambda value: [14, *_checked_extents(value)],
-        torch.dtype: lambda value: [15, str(value).removeprefix("torch.")],
-        torch.device: lambda value: [16, str(value)],
+        torch.Size: lambda value: [TORCH_SIZE, *_checked_extents(value)],
+        torch.dtype: lambda value: [TORCH_DTYPE, str(value).removeprefix("torch.")],
+        torch.device: lambda value: [TORCH_DEVICE, str(value)],
     },
     builders={
-        14: torch.Size,
-        15: _dtype_named,
-        16: torch.device,
+        TORCH_SIZE: torch.Size,
+        TORCH_DTYPE: _dtype_named,
+        TORCH_DEVICE: torch.device,
     },
     allocate=_allocate,
     finish=_finish,

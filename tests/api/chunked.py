@@ -9,7 +9,7 @@ import numpy as np
 
 from bcpformat import Store
 from bcpformat.codec.block import Codec
-from bcpformat.engine.encode import FileEncoder, FilePlan, Pieces, RunContents
+from bcpformat.engine.encode import FileEncoder, FilePlan, RunFiller, Sources
 from bcpformat.engine.memory import address_of
 from bcpformat.model.checks import check_manifest, used_features
 from bcpformat.model.dtypes import DType, pack_subbyte
@@ -64,7 +64,7 @@ def write_chunked(
     nbytes = ints([len(d) for d in data])
     packing = pack(nbytes, ints([c[1] for c in chunks]))
     packing = replace(packing, run_block_log2=np.full_like(packing.run_raw, block_log2))
-    pieces = Pieces(
+    pieces = Sources(
         address=ints([address_of(d) for d in data]), nbytes=nbytes, strided={}, owners=data
     )
     code = Codec.from_name(codec)
@@ -76,7 +76,7 @@ def write_chunked(
         plan = FilePlan(
             key=KEY, attempt_id=ATTEMPT, runs=(0, len(packing.run_raw)), codecs=codecs, level=1
         )
-        contents = RunContents(pieces, packing)
+        contents = RunFiller(pieces, packing)
         written = FileEncoder(store, plan, contents, threads=2, progress=lambda _: None).write()
         position, stored, block0 = written.position, written.stored, written.block0
         files = [

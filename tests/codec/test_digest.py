@@ -6,12 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
 
-from bcpformat.codec.block import verify_block
-from bcpformat.codec.digest import block_digest, block_digests, document_digest
-from bcpformat.errors import ChecksumError, ErrorCode, InvalidArgumentError
+from bcpformat.codec.digest import block_digest, document_digest
 
 RAMP = bytes(range(256)) * 17  # longer than the 240 bytes up to which XXH3 takes another path
 
@@ -71,30 +67,3 @@ def test_digests_do_not_depend_on_what_holds_the_bytes(
 
 def test_no_elements_have_the_digest_of_no_bytes() -> None:
     assert block_digest(np.empty((0, 4), "<f4")) == block_digest(b"")
-
-
-@given(st.binary(max_size=300), st.integers(1, 310))
-def test_block_digests_are_those_of_the_slices(data: bytes, block_bytes: int) -> None:
-    digests = block_digests(data, block_bytes=block_bytes)
-
-    blocks = [data[i : i + block_bytes] for i in range(0, len(data), block_bytes)]
-    assert digests.dtype == np.uint64
-    assert digests.tolist() == [xxhash.xxh3_64_intdigest(block) for block in blocks]
-
-
-def test_a_block_size_of_zero_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="got 0"):
-        block_digests(b"abc", block_bytes=0)
-
-
-def test_bytes_with_their_digest_verify() -> None:
-    verify_block(RAMP, expected=block_digest(RAMP), where="block 3")
-
-
-def test_a_flipped_bit_is_reported_with_both_digests_and_the_place() -> None:
-    with pytest.raises(ChecksumError) as caught:
-        verify_block(b"abb", expected=0x78AF5F94892F3950, where="'a.bcd' run 2 block 3")
-
-    assert caught.value.code is ErrorCode.BLOCK_CHECKSUM
-    for part in ("'a.bcd' run 2 block 3", "78af5f94892f3950", f"{block_digest(b'abb'):016x}"):
-        assert part in str(caught.value)
