@@ -49,7 +49,8 @@ class TorchAdapter:
         if name is None:
             raise _refuse(path(), f"a tensor of {dtype}")
         if value.layout is not _STRIDED:
-            raise _refuse(path(), f"a tensor of layout {value.layout} (save its .to_dense() instead)")
+            text = f"a tensor of layout {value.layout} (save its .to_dense() instead)"
+            raise _refuse(path(), text)
         flags = FLAG_PARAMETER if type(value) is not torch.Tensor else 0
         if value.requires_grad:
             flags |= FLAG_REQUIRES_GRAD
