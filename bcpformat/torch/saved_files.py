@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
+from pickle import UnpicklingError  # only the error: torch.load raises it
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def load_saved(path: str) -> Any:  # Any: whatever was saved
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except FileNotFoundError as error:
         raise ObjectNotFoundError(f"{path!r} does not exist", key=path) from error
-    except pickle.UnpicklingError as error:
+    except UnpicklingError as error:
         text = (
             f"{path!r} holds objects other than tensors and plain values, or is damaged; "
             f"nothing else is ever unpickled: {_first_line(error)}"
