@@ -17,18 +17,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from bcpformat.api import per_rank
     from bcpformat.api.check import latest, validate
     from bcpformat.api.into import Mismatches
-    from bcpformat.api.opened import Checkpoint, TensorView, read
+    from bcpformat.api.opened import Checkpoint, TensorView
     from bcpformat.api.opened import open_checkpoint as open
+    from bcpformat.api.read import read
     from bcpformat.api.save import write
+    from bcpformat.engine.coordinator import Coordinator
     from bcpformat.engine.options import ReadOptions, WriteOptions
     from bcpformat.engine.write import WriteReport
     from bcpformat.errors import (
         BcpError,
         ChecksumError,
         CommitError,
+        CoordinationError,
         CoverageError,
+        DisagreementError,
         ErrorCode,
         FormatError,
         InvalidArgumentError,
@@ -41,8 +46,10 @@ if TYPE_CHECKING:
         StorageError,
         UnsupportedError,
     )
+    from bcpformat.model.fused import Segment, even_segments, fused
     from bcpformat.model.leaves import PerRank, PerRankValues
     from bcpformat.model.limits import Limits
+    from bcpformat.model.shards import Shard, Shards
     from bcpformat.model.user_types import register_type
     from bcpformat.storage import LocalStore, MemoryStore, Store
     from bcpformat.validation import Report
@@ -52,7 +59,10 @@ _HOMES = {
     "Checkpoint": "bcpformat.api.opened",
     "ChecksumError": "bcpformat.errors",
     "CommitError": "bcpformat.errors",
+    "CoordinationError": "bcpformat.errors",
+    "Coordinator": "bcpformat.engine.coordinator",
     "CoverageError": "bcpformat.errors",
+    "DisagreementError": "bcpformat.errors",
     "ErrorCode": "bcpformat.errors",
     "FormatError": "bcpformat.errors",
     "InvalidArgumentError": "bcpformat.errors",
@@ -69,6 +79,9 @@ _HOMES = {
     "Problem": "bcpformat.errors",
     "ReadOptions": "bcpformat.engine.options",
     "Report": "bcpformat.validation",
+    "Segment": "bcpformat.model.fused",
+    "Shard": "bcpformat.model.shards",
+    "Shards": "bcpformat.model.shards",
     "StateError": "bcpformat.errors",
     "StorageError": "bcpformat.errors",
     "Store": "bcpformat.storage",
@@ -76,9 +89,12 @@ _HOMES = {
     "UnsupportedError": "bcpformat.errors",
     "WriteOptions": "bcpformat.engine.options",
     "WriteReport": "bcpformat.engine.write",
+    "even_segments": "bcpformat.model.fused",
+    "fused": "bcpformat.model.fused",
     "latest": "bcpformat.api.check",
     "open": "bcpformat.api.opened",
-    "read": "bcpformat.api.opened",
+    "per_rank": "bcpformat.api.per_rank",
+    "read": "bcpformat.api.read",
     "register_type": "bcpformat.model.user_types",
     "validate": "bcpformat.api.check",
     "write": "bcpformat.api.save",
@@ -91,7 +107,9 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(home), "open_checkpoint" if name == "open" else name)
+    value: object = import_module(home)
+    if name != "per_rank":  # a module of its own
+        value = getattr(value, "open_checkpoint" if name == "open" else name)
     globals()[name] = value
     return value
 
@@ -105,7 +123,10 @@ __all__ = [
     "Checkpoint",
     "ChecksumError",
     "CommitError",
+    "CoordinationError",
+    "Coordinator",
     "CoverageError",
+    "DisagreementError",
     "ErrorCode",
     "FormatError",
     "InvalidArgumentError",
@@ -122,6 +143,9 @@ __all__ = [
     "Problem",
     "ReadOptions",
     "Report",
+    "Segment",
+    "Shard",
+    "Shards",
     "StateError",
     "StorageError",
     "Store",
@@ -129,8 +153,11 @@ __all__ = [
     "UnsupportedError",
     "WriteOptions",
     "WriteReport",
+    "even_segments",
+    "fused",
     "latest",
     "open",
+    "per_rank",
     "read",
     "register_type",
     "validate",

@@ -7,7 +7,7 @@ retry.  Codes are append-only: a code never changes its meaning, a message may.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -80,6 +80,10 @@ class ErrorCode(str, Enum):
     NOT_COMMITTED = "E_NOT_COMMITTED"
     EXISTS = "E_EXISTS"
     UNCERTAIN = "E_UNCERTAIN"
+    # ranks: what processes that save or read together owe each other
+    TIMEOUT = "E_TIMEOUT"
+    RANK_LOST = "E_RANK_LOST"
+    DISAGREE = "E_DISAGREE"
     # use: the caller's side, never about bytes in a file
     ARGUMENT = "E_ARGUMENT"
     NO_FORM = "E_NO_FORM"
@@ -97,6 +101,7 @@ class Problem:
         where: The place: a key, a section, a tensor's name, a byte position; ``""`` when
             the message says it all.
         message: What was expected and what was found.
+        damages: Names of the tensors, objects and per-rank values whose data it is in.
 
     Example:
         >>> str(Problem(code=ErrorCode.ALIGN, where="run 3", message="position 100"))
@@ -106,6 +111,7 @@ class Problem:
     code: ErrorCode
     where: str
     message: str
+    damages: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         place = f" {self.where}" if self.where else ""
@@ -115,16 +121,37 @@ class Problem:
 class BcpError(Exception):
     """The root of every error this package raises on purpose.
 
+    Its text ends with the code in brackets, so that whatever shows the one shows the other.
+
     Attributes:
         code: The stable code (spec 17).
         changed: Names of destinations that a failed read may have changed.
+        rank: The rank it happened on, where several save or read together; every rank of the
+            group raises it.
+
+    Example:
+        >>> error = FormatError("run 3: position 100", code=ErrorCode.ALIGN)
+        >>> str(error), error.message
+        ('run 3: position 100 [E_ALIGN]', 'run 3: position 100')
     """
 
     changed: tuple[str, ...] = ()
+    rank: int | None = None
 
     def __init__(self, message: str, *, code: ErrorCode) -> None:
         super().__init__(message)
         self.code = code
+
+    @property
+    def message(self) -> str:
+        """What was expected, what was found and where, without the code.
+
+        This is what goes into the text of another error, which ends with a code of its own.
+        """
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.code.value}]"
 
     def __reduce__(self) -> tuple[object, ...]:
         """Make copies and other processes see the same error, with all it carries."""
@@ -229,6 +256,32 @@ class CommitError(BcpError):
     def __init__(self, message: str, *, published: bool | None, code: ErrorCode) -> None:
         super().__init__(message, code=code)
         self.published = published
+
+
+class CoordinationError(BcpError):
+    """Ranks that save or read together did not hear from each other.
+
+    Attributes:
+        ranks: Those that did not come, as far as is known.
+    """
+
+    def __init__(
+        self, message: str, *, ranks: Sequence[int] = (), code: ErrorCode = ErrorCode.TIMEOUT
+    ) -> None:
+        super().__init__(message, code=code)
+        self.ranks = tuple(ranks)
+
+
+class DisagreementError(BcpError):
+    """Ranks that save together hold different things where they must hold the same.
+
+    Attributes:
+        problems: All of them, as far as they were found.
+    """
+
+    def __init__(self, message: str, *, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message, code=ErrorCode.DISAGREE)
+        self.problems = tuple(problems)
 
 
 _CLASSES: dict[ErrorCode, type[BcpError]] = {

@@ -151,7 +151,7 @@ def flip_a_byte(location: Path) -> None:
     try:
         bcpformat.read(location)
     except bcpformat.ChecksumError as error:
-        print(f"read refuses it: {error.code.value}: {error}")
+        print(f"read refuses it: {error}")
     else:
         raise AssertionError("a damaged checkpoint was read without an error")
     out = location.parent / "rescued"

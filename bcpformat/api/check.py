@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -14,6 +13,7 @@ from bcpformat.engine.load import read_manifest_bytes
 from bcpformat.engine.options import ReadOptions
 from bcpformat.errors import BcpError, ErrorCode, InvalidArgumentError
 from bcpformat.model.manifest import MANIFEST_KEY
+from bcpformat.model.progress import Progress, silent
 from bcpformat.storage import Store, open_store
 from bcpformat.validation import Level, Report, validate_store
 from bcpformat.wire import decode_root
@@ -35,7 +35,7 @@ def validate(
     *,
     level: Level = "full",
     options: ReadOptions = DEFAULT_READ,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Check a checkpoint and return every problem; damage is in the report, never raised.
 
@@ -50,7 +50,7 @@ def validate(
         StorageError: The location cannot be reached, so nothing can be said.
     """
     check_level(level)
-    shown = progress if progress is not None else (lambda _nbytes: None)
+    shown = progress if progress is not None else silent
     return validate_store(open_store(location), level=level, options=options, progress=shown)
 
 
@@ -94,7 +94,7 @@ def latest(
     store = open_store(root)
     for found in checkpoints(store, options=options):
         report = validate_store(
-            store.child(found.name), level=level, options=options, progress=lambda _: None
+            store.child(found.name), level=level, options=options, progress=silent
         )
         if report.ok:
             if not isinstance(root, (str, os.PathLike)):

@@ -21,13 +21,13 @@ def own_failures() -> Iterator[None]:
         >>> with own_failures():
         ...     raise MemoryError
         Traceback (most recent call last):
-        bcpformat.errors.LimitError: there is not enough memory; read less, or set a budget
+        bcpformat.errors.LimitError: not enough memory; read less, or set a budget [E_BUDGET]
     """
     try:
         yield
     except MemoryError as error:
         detail = f": {error}" if str(error) else ""
-        text = f"there is not enough memory{detail}; read less, or set a budget"
+        text = f"not enough memory{detail}; read less, or set a budget"
         raise LimitError(text, code=ErrorCode.BUDGET) from error
     except RecursionError as error:
         text = "the stack of this thread is exhausted; call from a function that is less deep"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bcpformat.api.overlap import Memory, is_folded
+from bcpformat.engine.coordinator import Coordinator
 from bcpformat.engine.memory import address_of
 from bcpformat.model.dtypes import DTYPES, DType, unpack_subbyte
 from bcpformat.model.leaves import LeafAdapter, NumpyAdapter
 from bcpformat.model.manifest import Node
+from bcpformat.model.region import Box
 
 Cast: TypeAlias = bool | Literal["any"]
 """False: no conversion; True: between floats, between complex types, and to a wider type of the
@@ -42,19 +44,42 @@ class Allocated:
     after: Callable[[], Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TargetPart:
+    """Where some elements of a tensor are to be written.
+
+    Attributes:
+        box: The elements, in tensor coordinates; at least one.
+        address: First byte of contiguous memory for them, row-major, sub-byte ones packed; 0 if
+            there is none.
+        strided: Where they go as opaque elements of the shape of the box, if not contiguous.
+        memory: The leaf's own memory where that is not what `address` says (see `overlap`).
+    """
+
+    box: Box
+    address: int
+    strided: npt.NDArray[np.generic] | None
+    memory: Memory | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """Where the elements of one template leaf are to be written.
 
     Attributes:
         dtype: Registry name of its elements, or the library's own where that has none.
-        shape: Shape in elements.
+        shape: Global shape in elements.
         address: First byte of contiguous memory, 0 if there is none.
         strided: Its elements as opaque ones, where they are not contiguous.
         after: Called when all bytes are there: conversion, copy to a device.
         refusal: Why it cannot be a destination; None if it can.
         owner: Keeps the memory at `address` alive.
         memory: The leaf's own memory where that is not what `address` says (see `overlap`).
+        parts: The pieces that this process wants, if not the whole tensor as one; they stand for
+            `address`, `strided` and `memory`.  Empty: it wants nothing.
+        value: What replaces the leaf in its container when all bytes are there; None: the leaf
+            itself is filled.
+        tie: Equal for leaves that share what they stand for: they get one `value`.
     """
 
     dtype: str
@@ -65,6 +90,9 @@ class Target:
     refusal: str | None = None
     owner: object = None
     memory: Memory | None = None
+    parts: tuple[TargetPart, ...] | None = None
+    value: object | None = None
+    tie: Hashable | None = None
 
 
 def unfit(dtype: str, shape: tuple[int, ...], refusal: str | None) -> Target:
@@ -86,7 +114,8 @@ class Framework:
         direct: Returns the address of a template leaf that is contiguous host memory of a data type
             and shape, else 0: what most leaves are, decided quickly.
         target: Describes a template leaf as a destination for elements of a saved data type.
-        world_size: Number of processes of the default process group, 1 without one.
+        coordinator: Returns this process's end of a process group of the library, ``"auto"`` for
+            the default one; None if there is no such group.
     """
 
     name: str
@@ -97,7 +126,7 @@ class Framework:
     finish: Callable[[Any, int], Any]
     direct: Callable[[object, str, tuple[int, ...]], int]
     target: Callable[[object, Cast, DType], Target]
-    world_size: Callable[[], int] = lambda: 1
+    coordinator: Callable[[object], Coordinator | None] = lambda _group: None
 
 
 def _numpy_allocate(dtype: DType, shape: tuple[int, ...]) -> Allocated:
@@ -205,8 +234,11 @@ NUMPY = Framework(
 
 
 def frameworks() -> list[Framework]:
-    """Return numpy, and torch if this process has imported it."""
-    return [NUMPY, load_torch()] if "torch" in sys.modules else [NUMPY]
+    """Return numpy, torch if this process has imported it, and what takes pieces of arrays."""
+    from bcpformat.api.shard_targets import shard_framework  # it needs the types above
+
+    libraries = [NUMPY, load_torch()] if "torch" in sys.modules else [NUMPY]
+    return [*libraries, shard_framework(libraries)]
 
 
 def torch_installed() -> bool:
@@ -216,5 +248,5 @@ def torch_installed() -> bool:
 
 def load_torch() -> Framework:
     """Import torch and return what it contributes."""
-    found: Framework = importlib.import_module("bcpformat.torch").FRAMEWORK
+    found: Framework = importlib.import_module("bcpformat.torch").loaded_framework()
     return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from bcpformat.api.framework import Cast, Framework, Target, frameworks, may_cast
 from bcpformat.api.load import StateBuilder
@@ -19,17 +20,21 @@ from bcpformat.api.mismatch import (
     prefix_hint,
     unexpected,
 )
-from bcpformat.api.overlap import settle
+from bcpformat.api.overlap import Memory, settle
+from bcpformat.api.per_rank import PerRankRules, Rule, changed_ranks, copy, own
 from bcpformat.api.selection import Filter, Rename, name_filter, name_map
 from bcpformat.api.template import Slot, Template
+from bcpformat.engine.meeting import Meeting, together
 from bcpformat.engine.read import TensorReader
 from bcpformat.engine.sink import Destinations
 from bcpformat.errors import BcpError, ErrorCode, InvalidArgumentError, Problem
 from bcpformat.model.checks import tensor_nbytes
-from bcpformat.model.dtypes import DType
+from bcpformat.model.dtypes import DTYPES, DType
 from bcpformat.model.leaves import PerRank
-from bcpformat.model.manifest import Node, ints
+from bcpformat.model.manifest import Ints, Node, ints
 from bcpformat.model.nodes import LIST, PER_RANK, TENSOR
+from bcpformat.model.progress import Progress, silent
+from bcpformat.model.region import Box
 from bcpformat.model.state_walk import saved_leaves
 
 
@@ -45,19 +50,37 @@ class Mismatches(list[Problem]):
 
 @dataclass(slots=True)
 class _Want:
-    """A template tensor that will be filled; `target` is None if `address` says it all."""
+    """A template tensor, or a box of one, that will be filled.
+
+    Attributes:
+        name: Its name in the checkpoint.
+        row: Row of the tensor.
+        address: First byte of contiguous memory, 0 if there is none.
+        box: The wanted box; None: all of the tensor.
+        strided: Its elements as opaque ones, where they are not contiguous.
+        memory: The leaf's own memory where that is not what `address` says.
+        is_late: Whether the leaf changes only when all has been read.
+    """
 
     name: str
     row: int
     address: int
-    target: Target | None
+    box: Box | None = None
+    strided: npt.NDArray[np.generic] | None = None
+    memory: Memory | None = None
+    is_late: bool = False
 
 
 @dataclass(slots=True)
 class _Plan:
     wants: list[_Want] = field(default_factory=list)
+    targets: list[tuple[str, Slot, Target]] = field(default_factory=list)
+    shared: list[tuple[Slot, object]] = field(default_factory=list)
+    ties: dict[tuple[int, Hashable], object] = field(
+        default_factory=dict
+    )  # what replaces tied leaves
     plain: list[tuple[Slot, Node]] = field(default_factory=list)
-    ranks: list[tuple[Slot, int]] = field(default_factory=list)
+    ranks: list[tuple[Slot, Rule, Ints]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
@@ -74,15 +97,19 @@ class TemplateReader:
         chosen: Filter,
         rename: Rename,
         cast: Cast,
+        rules: PerRankRules,
         rank: int,
-        progress: Callable[[int], None],
+        size: int,
+        progress: Progress,
     ) -> None:
         self._reader = reader
         self._chosen = chosen
         self._take = name_filter(chosen)
         self._renamed = name_map(rename)
         self._cast: Cast = cast
+        self._rules = rules
         self._rank = rank
+        self._size = size
         self._progress = progress
         self._libraries: dict[type, Framework] = {
             kind: library for library in frameworks() for kind in library.adapters
@@ -90,38 +117,74 @@ class TemplateReader:
         self._builder = StateBuilder(reader, as_numpy=False)
         self._nbytes = tensor_nbytes(reader.manifest.tensors)
 
-    def read(self, template: object, *, strict: bool) -> object:
+    def read(self, template: object, *, strict: bool, meeting: Meeting | None = None) -> object:
         """Fill a template and return it; with `strict` False return the differences.
 
+        Args:
+            template: Its leaves are filled in place.
+            strict: Raise an error for differences, before anything is changed.
+            meeting: That of the ranks which read together; every one of them calls this.
+
         Raises:
-            MismatchError: Something differs; nothing has been changed.
+            MismatchError: Something differs, on some rank; nothing has been changed.
             FormatError: Something does not verify; `.changed` names the destinations that
                 may have changed.
         """
         leaves = Template(template)
         saved = saved_leaves(self._reader.manifest.state)
         plan = self._match(leaves.slots, saved)
-        extra = [n for n in saved if n not in plan.used and self._take(n)]
-        extra = [n for n in extra if not _covered(n, plan.used)]
+        extra = self._unexpected(plan, list(saved), meeting)
         problems = plan.problems
         if plan.absent:
             problems += missing(plan.absent, Names(saved))
         problems += unexpected(extra)
-        hint = prefix_hint(plan.absent, extra) or part_hint([s.name for s in leaves.slots], extra)
-        nothing = not (plan.wants or plan.plain or plan.ranks)
-        if nothing and not problems and self._chosen is not None:
-            text = f"filter {self._chosen!r:.200} selects none of the names of this checkpoint"
-            raise InvalidArgumentError(text, code=ErrorCode.MISMATCH)
-        if problems and (strict or nothing or (plan.arrays and not plan.wants)):
-            if not strict:
-                hint = f"0 of {plan.arrays} tensors of the template matched. {hint}"
-            raise mismatch_error(problems, hint)
-        self._fill(plan)
+        together(meeting, self._refusal(plan, leaves, problems, extra, strict=strict))
+        failure: BaseException | None = None
+        try:
+            self._fill(plan)
+        except BaseException as error:
+            if meeting is None:
+                raise
+            failure = error
+        together(meeting, failure)
         if strict:
             return leaves.rebuilt()
         result = Mismatches(problems)
         result.state = leaves.rebuilt()
         return result
+
+    def _unexpected(self, plan: _Plan, saved: list[str], meeting: Meeting | None) -> list[str]:
+        """Return the selected names of the checkpoint that no template of the group has."""
+        used = plan.used
+        extra = [n for n in saved if n not in used and self._take(n)]
+        extra = [n for n in extra if not _covered(n, used)]
+        if meeting is None:
+            return extra
+        lacking = set(extra)
+        lacked = meeting.total(ints([n in lacking for n in saved]))
+        return [n for n, ranks in zip(saved, lacked.tolist(), strict=True) if ranks == self._size]
+
+    def _refusal(
+        self,
+        plan: _Plan,
+        leaves: Template,
+        problems: list[Problem],
+        extra: list[str],
+        *,
+        strict: bool,
+    ) -> BcpError | None:
+        """Return why nothing is read at all, None if something is."""
+        hint = prefix_hint(plan.absent, extra) or part_hint([s.name for s in leaves.slots], extra)
+        nothing = not (plan.targets or plan.wants or plan.plain or plan.ranks)
+        if nothing and not problems and self._chosen is not None and self._size == 1:
+            text = f"filter {self._chosen!r:.200} selects none of the names of this checkpoint"
+            return InvalidArgumentError(text, code=ErrorCode.MISMATCH)
+        unmatched = plan.arrays > 0 and not (plan.targets or plan.wants)
+        if problems and (strict or nothing or unmatched):
+            if not strict:
+                hint = f"0 of {plan.arrays} tensors of the template matched. {hint}"
+            return mismatch_error(problems, hint)
+        return None
 
     def _match(self, slots: list[Slot], saved: Mapping[str, Node]) -> _Plan:
         plan = _Plan()
@@ -144,7 +207,7 @@ class TemplateReader:
             if library is not None and type(node) is int:
                 address = library.direct(slot.value, dtypes[node], shapes[node])
                 if address:
-                    plan.wants.append(_Want(name, node, address, None))
+                    plan.wants.append(_Want(name, node, address))
                     continue
             self._match_leaf(plan, slot, name, node, library)
         self._check_overlaps(plan)
@@ -192,13 +255,18 @@ class TemplateReader:
 
     def _match_rank(self, plan: _Plan, slot: Slot, name: str, path: int) -> None:
         table = self._reader.manifest.per_rank
-        rows = np.flatnonzero((table.path == path) & (table.rank == self._rank))
-        if len(rows):
-            plan.ranks.append((slot, int(rows[0])))
-            return
-        ranks = table.rank[table.path == path].tolist()
-        text = f"no value of rank {self._rank}; the checkpoint has those of ranks {ranks[:8]}"
-        plan.problems.append(mismatch(name, text))
+        rows = np.flatnonzero(table.path == path)
+        ranks = table.rank[rows].tolist()
+        rule = self._rules.of(name)
+        if rule is not own:
+            plan.ranks.append((slot, rule, rows))
+        elif self._rank in ranks and len(ranks) == self._size:
+            plan.ranks.append((slot, copy, rows[[ranks.index(self._rank)]]))
+        elif len(ranks) == self._size:
+            text = f"no value of rank {self._rank}; the checkpoint has those of ranks {ranks[:8]}"
+            plan.problems.append(mismatch(name, text))
+        else:
+            plan.problems.append(mismatch(name, changed_ranks(len(ranks), self._size)))
 
     def _match_tensor(
         self, plan: _Plan, slot: Slot, name: str, row: int, library: Framework
@@ -218,7 +286,22 @@ class TemplateReader:
             elif may_cast(saved.name, target.dtype, cast="any"):
                 text += "; pass cast='any' to convert"
         else:
-            plan.wants.append(_Want(name, row, target.address, target))
+            if target.tie is not None and (row, target.tie) in plan.ties:
+                plan.shared.append((slot, plan.ties[row, target.tie]))
+                return
+            if target.tie is not None:
+                plan.ties[row, target.tie] = target.value
+            plan.targets.append((name, slot, target))
+            is_late = target.after is not None
+            if target.parts is None:
+                want = _Want(name, row, target.address, None, target.strided, target.memory)
+                want.is_late = is_late
+                plan.wants.append(want)
+            else:
+                plan.wants += [
+                    _Want(name, row, p.address, p.box, p.strided, p.memory, is_late)
+                    for p in target.parts
+                ]
             return
         plan.problems.append(mismatch(name, text))
 
@@ -228,14 +311,19 @@ class TemplateReader:
         Destinations of one tensor that share all of it are one destination.
         """
         wants = plan.wants
-        rows = ints([w.row for w in wants])
-        memory = {
-            i: w.target.memory
-            for i, w in enumerate(wants)
-            if w.target is not None and w.target.memory is not None
-        }
+        contents: dict[tuple[int, Box], int] = {}  # boxes of tensors, numbered after the tensors
+        beyond = len(self._nbytes)
+        rows = ints(
+            [
+                w.row
+                if w.box is None
+                else beyond + contents.setdefault((w.row, w.box), len(contents))
+                for w in wants
+            ]
+        )
+        memory = {i: w.memory for i, w in enumerate(wants) if w.memory is not None}
         repeats, clashes = settle(
-            ints([w.address for w in wants]), self._nbytes[rows], rows, memory
+            ints([w.address for w in wants]), self._want_nbytes(wants), rows, memory
         )
         for clash in clashes:
             first, second = wants[clash.first], wants[clash.second]
@@ -244,34 +332,43 @@ class TemplateReader:
             if first.row == second.row:
                 text = f"shares only a part of its memory with {first.name!r}"
             plan.problems.append(mismatch(second.name, text))
-        plan.wants = [w for i, w in enumerate(wants) if i not in repeats]
+        # what a late one copies to its leaf in the end must have been read, so it stays
+        plan.wants = [w for i, w in enumerate(wants) if i not in repeats or w.is_late]
+
+    def _want_nbytes(self, wants: list[_Want]) -> Ints:
+        """Return the bytes of each want."""
+        nbytes = self._nbytes[ints([w.row for w in wants])]
+        dtypes = self._reader.manifest.tensors.dtypes
+        for i, want in enumerate(wants):
+            if want.box is not None:
+                nbytes[i] = DTYPES[dtypes[want.row]].nbytes_of(want.box.numel)
+        return nbytes
 
     def _fill(self, plan: _Plan) -> None:
         """Read plain values, then elements, and only then put plain values in their places."""
         changed: list[str] = []
         try:
             plain = self._plain(plan)
-            rows = np.array([row for _, row in plan.ranks], dtype=np.int64)
-            ranks = self._builder.per_rank_rows(rows) if plan.ranks else []
+            ranks = self._per_rank(plan)
             wants = plan.wants
             out = Destinations(
                 address=ints([w.address for w in wants]),
-                nbytes=self._nbytes[ints([w.row for w in wants])],
-                strided={
-                    i: w.target.strided
-                    for i, w in enumerate(wants)
-                    if w.target is not None and w.target.strided is not None
-                },
-                owners=wants,
+                nbytes=self._want_nbytes(wants),
+                strided={i: w.strided for i, w in enumerate(wants) if w.strided is not None},
+                owners=plan.targets,
             )
-            later = [w for w in wants if w.target is not None and w.target.after is not None]
-            changed += [w.name for w in wants if w.target is None or w.target.after is None]
+            changed += dict.fromkeys(w.name for w in wants if not w.is_late)
             rows = ints([w.row for w in wants])
-            self._reader.read_tensors(rows, {}, out, progress=self._progress)
-            for want in later:
-                changed.append(want.name)
-                if want.target is not None and want.target.after is not None:
-                    want.target.after()
+            boxes = {i: w.box for i, w in enumerate(wants) if w.box is not None}
+            self._reader.read_tensors(rows, boxes, out, progress=self._progress)
+            for name, slot, target in plan.targets:
+                if target.after is not None:
+                    changed.append(name)
+                    target.after()
+                if target.value is not None:
+                    slot.container[slot.key] = target.value
+            for slot, value in plan.shared:
+                slot.container[slot.key] = value
         except BcpError as error:
             error.changed = tuple(changed)
             if changed:
@@ -281,14 +378,25 @@ class TemplateReader:
             raise
         for (slot, _), value in zip(plan.plain, plain, strict=True):
             slot.container[slot.key] = _kept(slot.value, value)
-        for (slot, _), value in zip(plan.ranks, ranks, strict=True):
+        for (slot, _, _), value in zip(plan.ranks, ranks, strict=True):
             slot.container[slot.key] = PerRank(value)
+
+    def _per_rank(self, plan: _Plan) -> list[object]:
+        """Return this rank's value at each per-rank node."""
+        if not plan.ranks:
+            return []
+        rows = np.concatenate([rows for _, _, rows in plan.ranks])
+        values = iter(self._builder.per_rank_rows(rows))
+        return [
+            rule([next(values) for _ in range(len(rows))], rank=self._rank, size=self._size)
+            for _, rule, rows in plan.ranks
+        ]
 
     def _plain(self, plan: _Plan) -> list[object]:
         """Return the values of the plain slots, made together: one plan, not one for each."""
         if [slot.name for slot, _ in plan.plain] == [""]:
-            return [self._builder.build(plan.plain[0][1], _silent)]
-        made = self._builder.build([LIST, *(node for _, node in plan.plain)], _silent)
+            return [self._builder.build(plan.plain[0][1], silent)]
+        made = self._builder.build([LIST, *(node for _, node in plan.plain)], silent)
         assert isinstance(made, list)
         return made
 
@@ -299,7 +407,10 @@ def _check_places(plan: _Plan) -> None:
     Such an object is a container of leaves, or a leaf that keeps its identity (see `_kept`).
     """
     places: dict[tuple[int, object], tuple[Slot, object]] = {}
-    ranks = [(slot, ("row of per-rank values", row)) for slot, row in plan.ranks]
+    ranks = [
+        (slot, ("per-rank values", id(rule), tuple(rows.tolist())))
+        for slot, rule, rows in plan.ranks
+    ]
     for slot, source in [*plan.plain, *ranks]:
         keys: list[tuple[int, object]] = [(id(slot.container), slot.key)]
         if type(slot.value) in (bytearray, io.BytesIO):
@@ -310,10 +421,6 @@ def _check_places(plan: _Plan) -> None:
                 text = f"is the same place as {first.name!r}, but the checkpoint has two different "
                 text += "values; untie them in the template"
                 plan.problems.append(mismatch(slot.name, text))
-
-
-def _silent(_nbytes: int) -> None:
-    """Show nothing."""
 
 
 def _kept(old: object, new: object) -> object:

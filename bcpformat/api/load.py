@@ -20,6 +20,7 @@ from bcpformat.model.dtypes import DType
 from bcpformat.model.leaves import FLAG_NUMPY, PerRankValues
 from bcpformat.model.manifest import Manifest, Node, ints
 from bcpformat.model.nodes import TORCH_DEVICE, TORCH_DTYPE, TORCH_SIZE
+from bcpformat.model.progress import Progress
 from bcpformat.model.state_decode import decode_state, prune_state, state_leaves
 from bcpformat.model.user_types import default_types
 from bcpformat.wire import decode_document
@@ -44,7 +45,7 @@ class StateBuilder:
         self._may_use_torch = not as_numpy and torch_installed()
         self._torch: Framework | None = None  # imported when a value needs it
 
-    def whole(self, chosen: Filter, progress: Callable[[int], None]) -> object:
+    def whole(self, chosen: Filter, progress: Progress) -> object:
         """Return the state, or the part of it that a filter selects."""
         take = name_filter(chosen)
         root = self._manifest.state if chosen is None else prune_state(self._manifest.state, take)
@@ -53,7 +54,7 @@ class StateBuilder:
             raise InvalidArgumentError(text, code=ErrorCode.MISMATCH)
         return self.build(root, progress)
 
-    def build(self, root: Node, progress: Callable[[int], None]) -> object:
+    def build(self, root: Node, progress: Progress) -> object:
         """Return the value of a node of the state, its tensors filled."""
         tensors = self._allocate(root)
         self._fill(tensors, progress)
@@ -104,7 +105,7 @@ class StateBuilder:
             made[index, name] = _Made(allocated=allocated, library=library, leaves=[])
         return made
 
-    def _fill(self, tensors: dict[tuple[int, str], _Made], progress: Callable[[int], None]) -> None:
+    def _fill(self, tensors: dict[tuple[int, str], _Made], progress: Progress) -> None:
         rows = ints([index for index, _ in tensors])
         made = list(tensors.values())
         out = Destinations(
@@ -182,7 +183,7 @@ def read_whole(
     *,
     chosen: Filter,
     as_numpy: bool,
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> object:
     """Return the whole state, or what a filter selects of it."""
     return StateBuilder(reader, as_numpy=as_numpy).whole(chosen, progress)

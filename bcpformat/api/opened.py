@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import EllipsisType, TracebackType
 from typing import Any, TypeAlias
 
@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bcpformat.api.failures import own_failures
-from bcpformat.api.into import TemplateReader
 from bcpformat.api.load import read_whole
-from bcpformat.api.save import Location, check_group
-from bcpformat.api.selection import Filter, Rename
-from bcpformat.engine.collector import paused_collector
+from bcpformat.api.save import Location
+from bcpformat.api.selection import Filter
 from bcpformat.engine.load import load_manifest
 from bcpformat.engine.memory import Bytes, address_of
 from bcpformat.engine.options import ReadOptions
@@ -24,6 +22,7 @@ from bcpformat.errors import InvalidArgumentError, StateError
 from bcpformat.model.checks import CODEC_RAW
 from bcpformat.model.dtypes import DType, unpack_subbyte
 from bcpformat.model.manifest import Manifest, Value, ints
+from bcpformat.model.progress import silent
 from bcpformat.model.region import Box
 from bcpformat.plan.tasks import Task
 from bcpformat.storage import open_store
@@ -99,7 +98,7 @@ class TensorView:
         )
         if box.numel:
             boxes = {} if box == Box.whole(self.shape) else {0: box}
-            reader.read_tensors(ints([self._row]), boxes, out, progress=_silent)
+            reader.read_tensors(ints([self._row]), boxes, out, progress=silent)
         if dtype.bits < 8:
             data = unpack_subbyte(data, bits=dtype.bits, numel=box.numel)
         return data.view(dtype.numpy).reshape(box.shape)
@@ -215,10 +214,18 @@ class Checkpoint(Mapping[str, TensorView]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def __repr__(self) -> str:
+        """Return what a debugger should show; it reads nothing."""
+        manifest = self.manifest
+        words = f"step={manifest.step}, tensors={len(manifest.tensors.names)}"
+        words += f", raw_bytes={int(manifest.runs.raw.sum())}"
+        state = "" if self._reader is not None else ", closed"
+        return f"Checkpoint({self._store.describe()!r}, {words}{state})"
+
     @own_failures()
     def state(self, *, filter: Filter = None, as_numpy: bool = True) -> object:
         """Return the state with numpy arrays (or torch tensors) in it."""
-        return read_whole(self.reader, chosen=filter, as_numpy=as_numpy, progress=_silent)
+        return read_whole(self.reader, chosen=filter, as_numpy=as_numpy, progress=silent)
 
     def close(self) -> None:
         """Close the data files; views made by `mmap` must not be used any more."""
@@ -247,71 +254,6 @@ def open_checkpoint(location: Location, *, options: ReadOptions = DEFAULT_READ) 
         FormatError: Its manifest is damaged or breaks a rule.
     """
     return Checkpoint(location, options=options)
-
-
-@own_failures()
-def read(
-    location: Location,
-    *,
-    into: object = None,
-    filter: Filter = None,  # the word that users know
-    rename: Rename = None,
-    strict: bool = True,
-    cast: Any = False,  # Any: checked here: False, True or "any"
-    as_numpy: bool = False,
-    options: ReadOptions = DEFAULT_READ,
-    group: object = "auto",
-    progress: Callable[[int], None] | None = None,
-) -> Any:  # Any: whatever was written
-    """Read a checkpoint, every block verified.
-
-    Args:
-        location: A directory with a checkpoint, or a `Store`.
-        into: A template: its tensors are filled in place, its plain values replaced.
-        filter: Names to read (see `selection.Filter`); None reads all.
-        rename: From names of the template to names of the checkpoint.
-        strict: Raise one error with every difference before anything is changed; False reads
-            what fits and returns the differences as a list, whose `state` is the result.
-        cast: Convert data types: True among floats, and to a wider type of the same kind;
-            ``"any"`` between all numbers, but never by dropping an imaginary part.
-        as_numpy: Return numpy arrays in place of torch tensors; only without `into`.
-        options: How to read.
-        group: ``"auto"`` or None: this process alone.
-        progress: Called with numbers of bytes as they are done, from any thread.
-
-    Returns:
-        The whole state with new tensors in host memory, or `into` itself; with `strict` False a
-        `Mismatches`.
-
-    Raises:
-        InvalidArgumentError: Arguments do not go together, or a filter selects nothing.
-        LimitError: The budget does not allow it (``E_BUDGET``), or the manifest is above a limit.
-        StorageError: The store failed.
-        MismatchError: Template and checkpoint differ; nothing has been changed.
-        FormatError: Something does not verify; `.changed` names the destinations that may have
-            changed.
-        ObjectNotFoundError: There is no checkpoint, or a data file is missing.
-    """
-    check_group(group)
-    if cast not in (False, True, "any"):
-        raise InvalidArgumentError(f"cast must be False, True or 'any', got {cast!r}")
-    shown = progress if progress is not None else _silent
-    with paused_collector(), Checkpoint(location, options=options) as opened:
-        if into is None:
-            if rename is not None or not strict or cast:
-                text = "rename, strict=False and cast describe a template; pass into="
-                raise InvalidArgumentError(text)
-            return read_whole(opened.reader, chosen=filter, as_numpy=as_numpy, progress=shown)
-        if as_numpy:
-            raise InvalidArgumentError("as_numpy has no meaning with into=")
-        reader = TemplateReader(
-            opened.reader, chosen=filter, rename=rename, cast=cast, rank=0, progress=shown
-        )
-        return reader.read(into, strict=strict)
-
-
-def _silent(_nbytes: int) -> None:
-    """Show nothing."""
 
 
 def _numel(shape: tuple[int, ...]) -> int:

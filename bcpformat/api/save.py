@@ -1,4 +1,4 @@
-"""`write`: a whole state of this process, durable when it returns."""
+"""`write`: the state of this process, or of a group of them, durable when it returns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 from bcpformat.api.failures import own_failures
 from bcpformat.api.framework import frameworks
+from bcpformat.api.groups import coordinator_of
 from bcpformat.engine.collector import paused_collector
 from bcpformat.engine.options import WriteOptions
 from bcpformat.engine.write import WriteReport, save
-from bcpformat.errors import ErrorCode, InvalidArgumentError
+from bcpformat.errors import InvalidArgumentError
 from bcpformat.model.leaves import LeafAdapter
 from bcpformat.model.manifest import Node
+from bcpformat.model.progress import Progress, silent
 from bcpformat.model.state import EncodedState, encode_state
 from bcpformat.model.user_types import default_types
 from bcpformat.storage import Store, open_store
@@ -35,24 +37,6 @@ def encoded_state(state: object) -> EncodedState:
     return encode_state(state, adapters=adapters, encoders=encoders, types=default_types())
 
 
-def check_group(group: object) -> None:
-    """Refuse a process group: this version saves and reads for one process.
-
-    Raises:
-        InvalidArgumentError: Code ``E_NOT_BUILT``.
-    """
-    if group is not None and group != "auto":
-        text = f"group must be 'auto' or None in this version, got {group!r}"
-        raise InvalidArgumentError(text, code=ErrorCode.NOT_BUILT)
-    for library in frameworks():
-        if group == "auto" and library.world_size() > 1:
-            text = (
-                f"this process is one of {library.world_size()} and saving together is not "
-                "built yet; pass group=None to handle this process alone"
-            )
-            raise InvalidArgumentError(text, code=ErrorCode.NOT_BUILT)
-
-
 @own_failures()
 def write(
     location: Location,
@@ -61,23 +45,28 @@ def write(
     step: int | None = None,
     options: WriteOptions = DEFAULT_WRITE,
     group: object = "auto",
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> WriteReport:
     """Write a checkpoint and return when it is committed and durable.
 
     Args:
         location: A directory that does not hold a checkpoint, or a `Store`.
-        state: Nested dicts, lists and tuples of torch tensors, numpy arrays, plain values,
-            `PerRank` values and registered types.
+        state: Nested dicts, lists and tuples of torch tensors, DTensors, numpy arrays, `Shard` and
+            `Shards`, plain values, `PerRank` values and registered types: what this rank has.
         step: The training step.
         options: How to write.
-        group: ``"auto"`` or None: this process alone.
+        group: The ranks that save one checkpoint together, each calling this: ``"auto"``: the
+            default process group if there is one; a process group; a `Coordinator`; None: this
+            process alone.
         progress: Called with numbers of raw bytes as they are done, from any thread.
 
     Returns:
-        What was written.
+        What this rank wrote.
 
     Raises:
+        DisagreementError: Ranks hold different things where they must hold the same.
+        CoordinationError: A rank did not come in time (``E_TIMEOUT``) or is gone; nothing was
+            published.  What one rank raises, all do.
         ObjectExistsError: There is a checkpoint already (``E_EXISTS``); nothing is overwritten.
         InvalidArgumentError: A value of the state has no form (``E_NO_FORM``), with its path.
         StorageError: The store failed; nothing was published.
@@ -90,19 +79,14 @@ def write(
         >>> bcpformat.read(store, as_numpy=True)
         {'w': array([0., 1., 2., 3., 4., 5.]), 'epoch': 3}
     """
-    check_group(group)
     if not isinstance(options, WriteOptions):
         raise InvalidArgumentError(f"options must be WriteOptions(...), got {options!r:.200}")
     with paused_collector():
         return save(
             open_store(location),
-            encoded_state(state),
+            lambda: encoded_state(state),
             step=step,
-            rank=0,
+            coordinator=coordinator_of(group),
             options=options,
-            progress=progress if progress is not None else _silent,
+            progress=progress if progress is not None else silent,
         )
-
-
-def _silent(_nbytes: int) -> None:
-    """Show nothing."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bcpformat.api.opened import read
+from bcpformat.api.read import read
 from bcpformat.api.save import write
 from bcpformat.cli.bench_measure import Case, evict, make_durable
 from bcpformat.cli.bench_raw import RawFile

@@ -24,10 +24,12 @@ class Goal:
     Attributes:
         text: In words, such as ``"<= 1.25x raw"``.
         met: Whether it was reached.
+        missed: In words the parts that were not, of a goal that has parts.
     """
 
     text: str
     met: bool
+    missed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +76,11 @@ def at_least(value: float, bound: float, text: str) -> Goal:
     return Goal(f">= {text}", value >= bound)
 
 
-def print_table(table: Table, style: Style) -> None:
-    """Print a table and its notes."""
-    lines = [(*table.columns, "goal"), *((*row.cells, _goal_text(row.goal)) for row in table.rows)]
+def print_table(table: Table, style: Style, *, judged: bool) -> None:
+    """Print a table and its notes, with `judged` also whether each goal is met."""
+    goals = (_goal_text(row.goal, judged=judged) for row in table.rows)
+    lines = [(*table.columns, "goal")]
+    lines += [(*row.cells, goal) for row, goal in zip(table.rows, goals, strict=True)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print(style.bold(table.title))
     for line, row in zip(lines, (None, *table.rows), strict=True):
@@ -86,7 +90,7 @@ def print_table(table: Table, style: Style) -> None:
         if row is None:
             print("  " + style.dim("  ".join([*cells, goal])))
             continue
-        if row.goal is not None:
+        if row.goal is not None and judged:
             goal = style.good(goal) if row.goal.met else style.bad(goal)
         print("  " + "  ".join([*cells, goal]).rstrip())
     for note in table.notes:
@@ -94,22 +98,25 @@ def print_table(table: Table, style: Style) -> None:
     print()
 
 
-def _goal_text(goal: Goal | None) -> str:
-    return "" if goal is None else f"{goal.text}: {'met' if goal.met else 'missed'}"
+def _goal_text(goal: Goal | None, *, judged: bool) -> str:
+    if goal is None:
+        return ""
+    if not judged:
+        return goal.text
+    parts = f" ({goal.missed})" if goal.missed else ""
+    return f"{goal.text}: {'met' if goal.met else 'missed'}{parts}"
 
 
-def table_document(table: Table) -> dict[str, object]:
-    """Return a table as a JSON document."""
+def table_document(table: Table, *, judged: bool) -> dict[str, object]:
+    """Return a table as a JSON document; ``"met"`` is null if the goals are not judged."""
+
+    def goal_document(goal: Goal | None) -> dict[str, object] | None:
+        return None if goal is None else {"text": goal.text, "met": goal.met if judged else None}
+
     return {
         "title": table.title,
         "notes": list(table.notes),
-        "cases": [
-            {
-                **row.data,
-                "goal": None if row.goal is None else {"text": row.goal.text, "met": row.goal.met},
-            }
-            for row in table.rows
-        ],
+        "cases": [{**row.data, "goal": goal_document(row.goal)} for row in table.rows],
     }
 
 

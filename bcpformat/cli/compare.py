@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import isnan, prod
 from typing import Any
@@ -17,6 +16,7 @@ from bcpformat.interop.slices import row_major_indexes
 from bcpformat.interop.state_items import Item, state_items, value_text
 from bcpformat.model.dtypes import DType
 from bcpformat.model.manifest import ints
+from bcpformat.model.progress import Progress
 
 SLICE_ELEMENTS = 2**21
 
@@ -83,9 +83,7 @@ class Comparison:
         return not (self.only_a or self.only_b or self.tensors or self.values)
 
 
-def compare(
-    a: Checkpoint, b: Checkpoint, *, chosen: Filter, progress: Callable[[int], None]
-) -> Comparison:
+def compare(a: Checkpoint, b: Checkpoint, *, chosen: Filter, progress: Progress) -> Comparison:
     """Return how two checkpoints differ.
 
     Compared are tensors, plain values, per-rank values and kinds of containers.  Not compared
@@ -132,9 +130,7 @@ def _leaves(items: dict[str, Item]) -> list[str]:
     return [n for n, i in items.items() if not (i.is_container and i.children)]
 
 
-def compare_tensors(
-    a: TensorView, b: TensorView, *, progress: Callable[[int], None]
-) -> TensorDifference | None:
+def compare_tensors(a: TensorView, b: TensorView, *, progress: Progress) -> TensorDifference | None:
     """Return how two tensors differ, None if they have the same type, shape and bits."""
     same_dtype = a.dtype == b.dtype
     if a.shape != b.shape:

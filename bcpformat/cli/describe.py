@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from bcpformat.api.opened import Checkpoint
 from bcpformat.cli.terminal import iso_time
 from bcpformat.codec.block import Codec
-from bcpformat.interop.state_items import Item, state_items, value_text
+from bcpformat.interop.state_items import Item, value_text
 from bcpformat.model.dtypes import DType
 from bcpformat.model.manifest import DATA_PREFIX, MANIFEST_KEY, Manifest, Value
 from bcpformat.model.names import split_name
@@ -29,16 +26,16 @@ class Description:
     """One checkpoint; every row is a JSON map.
 
     Attributes:
-        head: Location, step, writer and totals.
-        by_key: Bytes by top-level key of the state.
-        by_dtype: Bytes by data type.
+        head: Location, step, writer and totals, of the whole and of what is selected.
+        by_key: Bytes by top-level key of the state, of what is selected.
+        by_dtype: Bytes by data type, of what is selected.
         tensors: All tensors, by row of the manifest.
         values: All values of the state that are no tensors.
         files: Data files.
         objects: Values stored apart, by row.
         per_rank: Per-rank values, by ordinal.
         unreferenced: Objects that the manifest does not name.
-        bytes_below: Name of a container to the bytes below it.
+        bytes_below: Name of a container to the selected bytes below it.
     """
 
     head: Row
@@ -67,22 +64,30 @@ class Description:
         }
 
 
-def describe(checkpoint: Checkpoint, location: str) -> Description:
-    """Return what an open checkpoint holds."""
-    manifest = checkpoint.manifest
-    items = list(state_items(manifest.state))
+def describe(
+    manifest: Manifest, location: str, *, items: list[Item], take: Callable[[str], bool]
+) -> Description:
+    """Return what a checkpoint holds.
+
+    Args:
+        manifest: Its manifest.
+        location: Where it is.
+        items: All items of its state.
+        take: Whether a name is selected: what the totals count.
+    """
     tensors = _tensors(manifest)
     objects = [{"name": o.name, "bytes": o.nbytes, "media": o.media} for o in manifest.objects]
     per_rank = _per_rank(manifest, items)
     files = _files(manifest)
     keys = {MANIFEST_KEY, *(DATA_PREFIX + row.name for row in manifest.files)}
     listed = open_store(location).list()
-    sizes = [(row["name"], row["bytes"], 1) for row in tensors]
-    sizes += [(row["name"], row["bytes"], 0) for row in [*objects, *per_rank]]
+    selected = [row for row in tensors if any(map(take, (row["name"], *row["aliases"])))]
+    sizes = [(row["name"], row["bytes"], 1) for row in selected]
+    sizes += [(r["name"], r["bytes"], 0) for r in [*objects, *per_rank] if take(r["name"])]
     return Description(
-        head=_head(manifest, location, tensors, files),
+        head=_head(manifest, location, tensors, selected, files),
         by_key=_by_key(sizes),
-        by_dtype=_by_dtype(tensors),
+        by_dtype=_by_dtype(selected),
         tensors=tensors,
         values=[_value(item) for item in items if not item.is_container and item.kind != "tensor"],
         files=files,
@@ -133,7 +138,13 @@ def plain_value(value: Value | Mapping[str, Value]) -> object:
     return value
 
 
-def _head(manifest: Manifest, location: str, tensors: list[Row], files: list[Row]) -> Row:
+def _head(
+    manifest: Manifest,
+    location: str,
+    tensors: list[Row],
+    selected: list[Row],
+    files: list[Row],
+) -> Row:
     return {
         "location": location,
         "is_checkpoint": True,
@@ -148,15 +159,22 @@ def _head(manifest: Manifest, location: str, tensors: list[Row], files: list[Row
         "optional": list(manifest.optional),
         "user": plain_value(manifest.user),
         "totals": {
-            "tensors": len(tensors),
-            "elements": sum(prod(row["shape"]) for row in tensors),
-            "tensor_bytes": sum(row["bytes"] for row in tensors),
+            **_sums(tensors),
             "chunks": len(manifest.chunks),
             "files": len(files),
             "file_bytes": sum(row["bytes"] for row in files),
             "raw_bytes": int(manifest.runs.raw.sum()),
             "stored_bytes": int(manifest.runs.stored.sum()),
         },
+        "selected": _sums(selected),
+    }
+
+
+def _sums(tensors: list[Row]) -> Row:
+    return {
+        "tensors": len(tensors),
+        "elements": sum(prod(row["shape"]) for row in tensors),
+        "tensor_bytes": sum(row["bytes"] for row in tensors),
     }
 
 
@@ -204,11 +222,13 @@ def _files(manifest: Manifest) -> list[Row]:
     for number, file in enumerate(manifest.files):
         mine = runs.file == number
         codecs = []
-        for code in np.unique(runs.codec[mine]).tolist():
-            these = mine & (runs.codec == code)
+        for codec in Codec:
+            these = mine & (runs.codec == codec)
+            if not these.any():
+                continue
             codecs.append(
                 {
-                    "codec": Codec(code).registry_name,
+                    "codec": codec.registry_name,
                     "runs": int(these.sum()),
                     "raw_bytes": int(runs.raw[these].sum()),
                     "stored_bytes": int(runs.stored[these].sum()),

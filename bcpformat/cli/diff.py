@@ -10,6 +10,7 @@ from typing import Any
 from bcpformat.api.opened import open_checkpoint
 from bcpformat.cli.compare import Comparison, TensorDifference, compare
 from bcpformat.cli.terminal import Progress, Style, counted, print_json
+from bcpformat.errors import ErrorCode, InvalidArgumentError
 from bcpformat.model.names import display
 
 _EXAMPLES = """\
@@ -23,7 +24,9 @@ their bits are; elements that have other bits and the same value (-0.0 and 0.0, 
 counted apart.
 Step, metadata and layout are not compared.
 
-exit codes: 0 the same, 1 they differ, 2 they could not be compared
+The last line counts what differs: tensors, values, and names that only A or only B has.
+
+exit codes: 0 the same, 1 they differ, 2 they could not be compared or no name matches
 """
 
 
@@ -47,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
         total = sum(a[name].nbytes for name in a.manifest.tensors.names)
         with Progress("comparing", total_bytes=total) as progress:
             found = compare(a, b, chosen=args.names, progress=progress)
+    if args.names and found.same and not found.compared:
+        text = "none of the names of either checkpoint is selected"
+        raise InvalidArgumentError(text, code=ErrorCode.MISMATCH)
     if args.json:
         print_json(_document(found, args))
     else:
@@ -100,11 +106,26 @@ def _print(found: Comparison, args: argparse.Namespace, style: Style) -> None:
         print(style.bold(f"values that differ ({len(found.values)})"))
     for value in found.values:
         print(f"  {display(value.name)}: {value.a} -> {value.b}")
-    count = counted(found.compared, "name")
+    both = f"{counted(found.compared, 'name')} compared"
     if found.same:
-        print(f"{style.good('the same')}: {count} compared")
+        print(f"{style.good('the same')}: {both}")
     else:
-        print(f"{style.bad('they differ')}: {count} compared")
+        print(f"{style.bad('they differ')}: {', '.join(_counts(found))}; {both}")
+
+
+def _counts(found: Comparison) -> list[str]:
+    """Return in words how many of each kind of difference there are, without the kinds of none."""
+    counts = [
+        (len(found.tensors), "tensor", "differs", "differ"),
+        (len(found.values), "value", "differs", "differ"),
+        (len(found.only_a), "name", "only in A", "only in A"),
+        (len(found.only_b), "name", "only in B", "only in B"),
+    ]
+    return [
+        f"{counted(number, noun)} {one if number == 1 else many}"
+        for number, noun, one, many in counts
+        if number
+    ]
 
 
 def _words(difference: TensorDifference) -> str:

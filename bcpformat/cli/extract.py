@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 
 from bcpformat.api.opened import Checkpoint, open_checkpoint
 from bcpformat.api.selection import name_filter
-from bcpformat.cli.terminal import Progress, counted, human_bytes, one_line
-from bcpformat.errors import ErrorCode, InvalidArgumentError
+from bcpformat.cli.damage import name_lines
+from bcpformat.cli.terminal import Progress, counted, human_bytes, one_line, print_json
+from bcpformat.errors import BcpError, ErrorCode, InvalidArgumentError
 from bcpformat.interop.export_files import Exported, export_safetensors
 from bcpformat.interop.npy_files import INDEX_NAME, extract_npy
 from bcpformat.interop.output import local_path
@@ -26,7 +28,8 @@ File names are made safe; read the names in the index.  A data type that .npy ha
 (bfloat16, float8, ...) is stored as unsigned integers of its bits, and the index has the type:
   numpy.load("w.npy").view(ml_dtypes.bfloat16)
 
-With --skip-damaged what verifies is written, the rest is listed, and the exit code is 1.
+With --skip-damaged what verifies is written, the rest is listed by what damages it, and the exit
+code is 1; --json lists all of it.
 """
 
 
@@ -47,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip-damaged", action="store_true", help="leave out what does not verify"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,15 +81,36 @@ def run(args: argparse.Namespace) -> int:
                     skip_damaged=args.skip_damaged,
                     progress=progress,
                 )
-    print(
-        f"wrote {counted(found.tensors, 'tensor')}, {human_bytes(found.nbytes)}, to {display(out)}"
-    )
-    if not found.damaged:
-        return 0
-    print(f"damaged, left out ({len(found.damaged)}):")
-    for name, error in found.damaged.items():
-        print(f"  {display(name)}: {error.code.value} {one_line(str(error))}")
-    return 1
+    if args.json:
+        print_json(
+            {
+                "out": out,
+                "tensors": found.tensors,
+                "bytes": found.nbytes,
+                "damaged": [
+                    {"name": name, "code": error.code.value, "message": error.message}
+                    for name, error in found.damaged.items()
+                ],
+            }
+        )
+    else:
+        size = human_bytes(found.nbytes)
+        print(f"wrote {counted(found.tensors, 'tensor')}, {size}, to {display(out)}")
+        _print_damaged(found.damaged)
+    return 1 if found.damaged else 0
+
+
+def _print_damaged(damaged: Mapping[str, BcpError]) -> None:
+    """Print each cause once, with the tensors that are left out for it."""
+    if damaged:
+        print(f"damaged, left out ({len(damaged)}):")
+    causes: dict[str, list[str]] = {}
+    for name, error in damaged.items():
+        causes.setdefault(f"{error.code.value} {one_line(error.message)}", []).append(name)
+    for cause, names in causes.items():
+        print(f"  {cause}")
+        for line in name_lines(names):
+            print(f"    {line}")
 
 
 def _rows(opened: Checkpoint, patterns: list[str] | None) -> list[int]:

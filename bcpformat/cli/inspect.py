@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from fnmatch import fnmatchcase
+import sys
+from collections.abc import Sequence
 from typing import Any
 
-from bcpformat.api.opened import open_checkpoint
+from bcpformat.api.failures import own_failures
+from bcpformat.api.selection import name_filter
 from bcpformat.cli.describe import Description, describe, describe_missing
+from bcpformat.cli.near_names import near_names
 from bcpformat.cli.terminal import Style, counted, human_bytes, print_json
+from bcpformat.engine.load import load_manifest
 from bcpformat.errors import ErrorCode, ObjectNotFoundError
 from bcpformat.interop.state_items import Item, state_items, value_text
+from bcpformat.model.limits import DEFAULT_LIMITS
 from bcpformat.model.names import display
+from bcpformat.storage import open_store
 
 _EXAMPLES = """\
 examples:
@@ -20,7 +26,10 @@ examples:
   bcpformat inspect runs/step-1000 --names 'model/*embed*'
   bcpformat inspect runs/step-1000 --json | jq '.tensors[].name'
 
-Only the manifest is read.  Exit code 1: there is no checkpoint at this place.
+Only the manifest is read.  With --names the totals are those of what matches; data files are
+always shown whole.
+
+exit codes: 0 done, 1 there is no checkpoint at this place or nothing matches, 2 it cannot be read
 """
 
 
@@ -51,14 +60,15 @@ def _levels(text: str) -> int:
     return levels
 
 
+@own_failures()
 def run(args: argparse.Namespace) -> int:
     """Show a checkpoint, or what is there instead."""
-    import sys
-
+    take = name_filter(args.names)
     try:
-        with open_checkpoint(args.location) as opened:
-            found = describe(opened, args.location)
-            items = _selected(list(state_items(opened.manifest.state)), args.names, args.depth)
+        # Not `bcpformat.open`: importing what reads tensors takes longer than all of this.
+        manifest = load_manifest(open_store(args.location), limits=DEFAULT_LIMITS)
+        items = list(state_items(manifest.state))
+        found = describe(manifest, args.location, items=items, take=take)
     except ObjectNotFoundError as error:
         if error.code is not ErrorCode.NOT_COMMITTED:
             raise
@@ -68,33 +78,50 @@ def run(args: argparse.Namespace) -> int:
         else:
             _print_missing(missing)
         return 1
+    matched = [item for item in items if take(item.name)]
+    _warn_of_patterns(args.names or (), items)
+    shown = _shown(items, matched, args.depth)
     if args.json:
-        document = found.document()
-        shown = {item.name for item in items}
-        if args.names or args.depth is not None:
-            document["tensors"] = [t for t in document["tensors"] if t["name"] in shown]
-            document["values"] = [v for v in document["values"] if v["name"] in shown]
-        print_json(document)
-    else:
+        print_json(_document(found, shown))
+    elif matched:
         _print_summary(found, Style(sys.stdout))
-        _print_tree(found, items, Style(sys.stdout))
+        _print_tree(found, shown, Style(sys.stdout))
         _print_files(found, Style(sys.stdout))
-    return 0
+    return 0 if matched else 1
 
 
-def _selected(items: list[Item], patterns: list[str] | None, depth: int | None) -> list[Item]:
-    """Return the items to show: what matches, what is below it, and the containers above it."""
-    if patterns is not None:
-        below = [pattern.rstrip("/") + "/*" for pattern in patterns]
-        keep: set[str] = set()
-        for item in items:
-            if any(fnmatchcase(item.name, p) for p in (*patterns, *below)):
-                keep.add(item.name)
-                parent = item.name
-                while "/" in parent and (parent := parent.rpartition("/")[0]) not in keep:
-                    keep.add(parent)
-        items = [item for item in items if item.name in keep or not item.depth]
-    return [item for item in items if depth is None or item.depth <= depth]
+def _shown(items: list[Item], matched: list[Item], depth: int | None) -> list[Item]:
+    """Return what matches and the containers above it, down to a depth."""
+    keep: set[str] = set()
+    for item in matched:
+        name = item.name
+        while name not in keep:
+            keep.add(name)
+            name = name.rpartition("/")[0]
+    return [item for item in items if item.name in keep and (depth is None or item.depth <= depth)]
+
+
+def _document(found: Description, shown: list[Item]) -> dict[str, Any]:  # Any: JSON
+    """Return the document with the rows of the items that are shown."""
+    document = found.document()
+    names = {item.name for item in shown}
+    for key in ("tensors", "values", "objects", "per_rank"):
+        document[key] = [
+            row
+            for row in document[key]
+            if row["name"] in names or not names.isdisjoint(row.get("aliases", ()))
+        ]
+    return document
+
+
+def _warn_of_patterns(patterns: Sequence[str], items: list[Item]) -> None:
+    """Name on stderr the patterns that match nothing, and names that are near."""
+    names = [item.name for item in items]
+    for pattern in patterns:
+        if not any(map(name_filter(pattern), names)):
+            near = ", ".join(map(display, near_names(pattern, names)))
+            hint = f"; near: {near}" if near else ""
+            print(f"bcpformat: no name matches '{display(pattern)}'{hint}", file=sys.stderr)
 
 
 def _print_summary(found: Description, style: Style) -> None:
@@ -105,7 +132,7 @@ def _print_summary(found: Description, style: Style) -> None:
     print(f"  {step}, created {head['created']} by {display(writer)}")
     totals = head["totals"]
     print(
-        f"  {counted(totals['tensors'], 'tensor')}, {human_bytes(totals['tensor_bytes'])}; "
+        f"  {_tensor_totals(totals, head['selected'])}; "
         f"{counted(totals['files'], 'data file')}, {human_bytes(totals['file_bytes'])}; "
         f"ratio {_ratio(totals['raw_bytes'], totals['stored_bytes'])}"
     )
@@ -128,6 +155,15 @@ def _print_summary(found: Description, style: Style) -> None:
             )
         if len(rows) > _MOST_ROWS:
             print(style.dim(f"  ... and {len(rows) - _MOST_ROWS} more"))
+
+
+# Any: a JSON map.
+def _tensor_totals(totals: dict[str, Any], selected: dict[str, Any]) -> str:
+    words = f"{counted(totals['tensors'], 'tensor')}, "
+    size = human_bytes(totals["tensor_bytes"])
+    if selected == {key: totals[key] for key in selected}:
+        return words + size
+    return f"{selected['tensors']} of {words}{human_bytes(selected['tensor_bytes'])} of {size}"
 
 
 def _print_tree(found: Description, items: list[Item], style: Style) -> None:

@@ -6,13 +6,10 @@ import argparse
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 EXIT_OK = 0
-EXIT_FOUND = 1
-"""The command worked and found what it looks for: problems, differences, damage."""
 EXIT_ERROR = 2
 """The command could not do its work."""
 EXIT_INTERRUPTED = 130
@@ -31,7 +28,7 @@ COMMANDS = {
 _EPILOG = """\
 exit codes:
   0  done, nothing found
-  1  problems, differences or damage were found
+  1  problems, differences or damage were found, or nothing that inspect could show
   2  the command could not do its work
 
 examples:
@@ -130,23 +127,25 @@ def _run_command(module: Command, args: argparse.Namespace) -> int:
     try:
         return module.run(args)
     except BcpError as error:
-        _report(error.code.value, error, args)
+        _report(error.code.value, error, error.message, args)
     except BrokenPipeError:
         raise
     except OSError as error:
-        _report("E_IO", error, args)
+        _report("E_IO", error, str(error), args)
     except MemoryError as error:
-        _report("E_BUDGET", error, args)
+        _report("E_BUDGET", error, str(error), args)
     return EXIT_ERROR
 
 
-def _report(code: str, error: BaseException, args: argparse.Namespace) -> None:
+def _report(code: str, error: BaseException, message: str, args: argparse.Namespace) -> None:
     from bcpformat.cli.terminal import one_line
 
     sys.stdout.flush()
     if args.traceback:
+        import traceback
+
         traceback.print_exception(error)
-    text = one_line(str(error)) or type(error).__name__
+    text = one_line(message) or type(error).__name__
     print(f"bcpformat: error {code}: {text}", file=sys.stderr)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import groupby
 
 from bcpformat.api.check import validate
+from bcpformat.cli.damage import name_lines
 from bcpformat.cli.terminal import Progress, Style, counted, human_bytes, one_line, print_json
 from bcpformat.model.names import display
 from bcpformat.validation import Report
@@ -18,6 +20,7 @@ examples:
 
 Level manifest reads the manifest, and of every data file its length, header and block table.
 Level full reads and verifies every byte.
+Below a damaged block stand the first names it holds; --json has all of them.
 
 exit codes: 0 valid, 1 problems were found, 2 it could not be checked
 """
@@ -44,7 +47,12 @@ def run(args: argparse.Namespace) -> int:
                 "level": report.level,
                 "valid": report.ok,
                 "problems": [
-                    {"code": p.code.value, "where": p.where, "message": p.message}
+                    {
+                        "code": p.code.value,
+                        "where": p.where,
+                        "message": p.message,
+                        "damages": list(p.damages),
+                    }
                     for p in report.problems
                 ],
                 "damaged": list(report.damaged),
@@ -65,13 +73,15 @@ def _total_bytes(location: str) -> int:
 
 
 def _print_report(report: Report, location: str, style: Style) -> None:
-    for problem in report.problems:
-        where = f" {one_line(problem.where)}" if problem.where else ""
-        print(f"{style.bad(problem.code.value)}{where}: {one_line(problem.message)}")
-    if report.damaged:
-        print(f"damaged ({len(report.damaged)}):")
-        for name in report.damaged:
-            print(f"  {display(name)}")
+    # what follows each other and hits the same, as the blocks of one tensor, names it once
+    for names, problems in groupby(report.problems, key=lambda problem: problem.damages):
+        for problem in problems:
+            where = f" {one_line(problem.where)}" if problem.where else ""
+            print(f"{style.bad(problem.code.value)}{where}: {one_line(problem.message)}")
+        if names:
+            print(f"  damaged ({len(names)}):")
+        for line in name_lines(names):
+            print(f"    {line}")
     if report.unreferenced:
         print(
             "not part of this checkpoint (left-overs of attempts that did not commit, or others):"
@@ -83,4 +93,5 @@ def _print_report(report: Report, location: str, style: Style) -> None:
         print(f"{style.good('valid')}: {display(location)} (level {report.level}{size})")
     else:
         count = counted(len(report.problems), "problem")
-        print(f"{style.bad('not valid')}: {display(location)} has {count}")
+        hit = f"; {counted(len(report.damaged), 'name')} damaged" if report.damaged else ""
+        print(f"{style.bad('not valid')}: {display(location)} has {count}{hit}")

@@ -125,7 +125,7 @@ def decode_planes(stored: memoryview, out: Bytes, *, item: int, scratch: Scratch
         try:
             decompress_frame_into(part, decoded)
         except FormatError as error:
-            raise FormatError(f"plane {number}: {error}", code=error.code) from error
+            raise FormatError(f"plane {number}: {error.message}", code=error.code) from error
         planes.append(decoded)
     join_planes(planes, out, scratch=memory[len(out) :])
 

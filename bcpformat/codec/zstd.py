@@ -40,19 +40,6 @@ class _Header:
     checksum: bool
 
 
-def check_frame_header(stored: ReadableBytes, *, raw_bytes: int) -> None:
-    """Check that `stored` begins with the header of a frame of `raw_bytes` bytes of content.
-
-    Args:
-        stored: The stored bytes; only the first 18 are looked at.
-        raw_bytes: The expected content size, in bytes.
-
-    Raises:
-        FormatError: E_BLOCK_ENCODING; BCP-COD-003 or BCP-COD-004 is violated.
-    """
-    _read_header(flat_view(stored), raw_bytes)
-
-
 def compress_frame(data: ReadableBytes, *, level: int = 1, profile: Profile = "default") -> bytes:
     """Return `data` as one frame, which may be longer than `data`.
 

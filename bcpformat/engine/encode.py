@@ -24,6 +24,7 @@ from bcpformat.codec.digest import block_digest, document_digest
 from bcpformat.engine.memory import Bytes, address_of, copy
 from bcpformat.model.limits import ALIGNMENT_BYTES
 from bcpformat.model.manifest import Ints
+from bcpformat.model.progress import Progress
 from bcpformat.model.region import flat_range_boxes
 from bcpformat.plan.pack import Packing, aligned
 from bcpformat.storage.buffers import AlignedBuffer, BufferPool, get_pool
@@ -31,7 +32,6 @@ from bcpformat.storage.store import ObjectWriter, Store
 from bcpformat.wire.container import data_file_head
 
 UNIT_BYTES = 2**23
-Progress: TypeAlias = Callable[[int], None]
 """Called with numbers of raw bytes as they are done, from any thread."""
 
 _Layout: TypeAlias = tuple[Ints, Ints, npt.NDArray[np.uint32] | None, int]
@@ -134,7 +134,7 @@ class RunFiller:
         first, stop = int(self.bounds[run]), int(self.bounds[run + 1])
         offsets = self.offset[first:stop]
         if stop - first == 1:
-            self._fill_piece(int(self.order[first]), low, high, out)
+            copy_piece(self.pieces, int(self.order[first]), low, high, out)
             return
         out[: high - low] = 0
         begin = max(0, int(np.searchsorted(offsets, low, side="right")) - 1)
@@ -154,20 +154,22 @@ class RunFiller:
             else:
                 a, b = max(low, offset), min(high, offset + nbytes)
                 if a < b:
-                    self._fill_piece(piece, a - offset, b - offset, out[a - low : b - low])
+                    copy_piece(self.pieces, piece, a - offset, b - offset, out[a - low : b - low])
 
-    def _fill_piece(self, piece: int, low: int, high: int, out: Bytes) -> None:
-        elements = self.pieces.strided.get(piece)
-        if elements is None:
-            copy(address_of(out), int(self.pieces.address[piece]) + low, high - low)
-            return
-        size = elements.dtype.itemsize
-        start, stop = low // size, -(-high // size)
-        for box, flat in flat_range_boxes(elements.shape, start, stop):
-            index = tuple(slice(o, o + n) for o, n in zip(box.origin, box.shape, strict=True))
-            at = (flat - start) * size
-            part = out[at : at + box.numel * size]
-            part.view(elements.dtype).reshape(box.shape)[...] = elements[index]
+
+def copy_piece(pieces: Sources, piece: int, low: int, high: int, out: Bytes) -> None:
+    """Copy the raw bytes `low` to `high` of a piece to the start of `out`."""
+    elements = pieces.strided.get(piece)
+    if elements is None:
+        copy(address_of(out), int(pieces.address[piece]) + low, high - low)
+        return
+    size = elements.dtype.itemsize
+    start, stop = low // size, -(-high // size)
+    for box, flat in flat_range_boxes(elements.shape, start, stop):
+        index = tuple(slice(o, o + n) for o, n in zip(box.origin, box.shape, strict=True))
+        at = (flat - start) * size
+        part = out[at : at + box.numel * size]
+        part.view(elements.dtype).reshape(box.shape)[...] = elements[index]
 
 
 def file_units(packing: Packing, runs: tuple[int, int]) -> Iterator[Unit]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from bcpformat.errors import ErrorCode, InvalidArgumentError
 from bcpformat.model.limits import DEFAULT_LIMITS, MAX_INTEGER, Limits
 from bcpformat.model.manifest import Value
 
 MAX_THREADS = 2**10
+MAX_SECONDS = 10**6
 CodecName = Literal["raw", "zstd", "planes-zstd", "auto"]
 
 
@@ -23,7 +24,13 @@ class WriteOptions:
             one byte.
         level: zstd level of codec ``zstd``.
         threads: Threads that copy, hash, encode and write.
-        tile: Not built yet: chunks split on more than one axis.
+        tile: Cut large tensors on several axes, so that a reader of columns reads little else: True
+            chooses the size of the tiles, a tuple gives it for the last axes, in elements.
+        replicas: What of the replicas of a tensor is compared between ranks: ``"sample"`` at most
+            1 MiB of each and nothing of DTensors, ``"full"`` every byte.
+        disagree: What happens when ranks have different values in one place that is not marked with
+            `PerRank`: an ``"error"``, or ``"per_rank"`` to keep all of them.
+        timeout_s: How long a rank waits for others, each time.
         capture: ``"copy"``; ``"lazy"`` is not built yet.
         arena_bytes: Not built yet.
         user: The user's own metadata: str, bool, bytes, integers from 0 to 2^53-1, lists and maps.
@@ -37,23 +44,34 @@ class WriteOptions:
     level: int = 1
     threads: int = 2
     tile: bool | tuple[int, ...] = False
+    replicas: Literal["sample", "full"] = "sample"
+    disagree: Literal["error", "per_rank"] = "error"
+    timeout_s: float = 600.0
     capture: Literal["copy", "lazy"] = "copy"
     arena_bytes: int | None = None
     user: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.codec not in ("raw", "zstd", "planes-zstd", "auto"):
-            known = "'raw', 'zstd', 'planes-zstd'"
-            raise InvalidArgumentError(f"codec must be one of {known}, got {self.codec!r}")
-        if self.capture not in ("copy", "lazy"):
-            raise InvalidArgumentError(f"capture must be 'copy' or 'lazy', got {self.capture!r}")
+            names = "'raw', 'zstd', 'planes-zstd'"
+            raise InvalidArgumentError(f"codec must be one of {names}, got {self.codec!r}")
+        for name, known in (
+            ("capture", ("copy", "lazy")),
+            ("replicas", ("sample", "full")),
+            ("disagree", ("error", "per_rank")),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                text = f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}"
+                raise InvalidArgumentError(text)
+        _check_seconds("timeout_s", self.timeout_s)
+        _check_tile(self.tile)
         _check_integer("level", self.level, 1, 19)
         _check_integer("threads", self.threads, 1, MAX_THREADS)
         if not isinstance(self.user, Mapping):
             raise InvalidArgumentError(f"user must be a mapping, got {self.user!r:.200}")
         for name, unbuilt in (
             ("codec='auto'", self.codec == "auto"),
-            ("tile", self.tile is not False),
             ("capture='lazy'", self.capture == "lazy"),
             ("arena_bytes", self.arena_bytes is not None),
         ):
@@ -73,6 +91,7 @@ class ReadOptions:
             buffers of a read (16 MiB a thread, more only for blocks above 1 MiB), each by itself;
             None means the machine's memory.  `limits` bounds the manifest.
         limits: What the manifest may declare.
+        timeout_s: How long a rank waits for others that read with it, each time.
 
     Example:
         >>> ReadOptions(budget_bytes=2**30).verify
@@ -83,11 +102,13 @@ class ReadOptions:
     threads: int = 2
     budget_bytes: int | None = None
     limits: Limits = DEFAULT_LIMITS
+    timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         _check_integer("threads", self.threads, 1, MAX_THREADS)
         if self.budget_bytes is not None:
             _check_integer("budget_bytes", self.budget_bytes, 1, MAX_INTEGER)
+        _check_seconds("timeout_s", self.timeout_s)
         if not isinstance(self.verify, bool):
             raise InvalidArgumentError(f"verify must be True or False, got {self.verify!r}")
         if not isinstance(self.limits, Limits):
@@ -97,3 +118,19 @@ class ReadOptions:
 def _check_integer(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidArgumentError(f"{name} must be an integer, {low} to {high}, got {value!r}")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < float(cast(float, value)) <= MAX_SECONDS:
+        text = f"{name} must be a number of seconds, at most {MAX_SECONDS}, got {value!r}"
+        raise InvalidArgumentError(text)
+
+
+def _check_tile(value: object) -> None:
+    if isinstance(value, bool):
+        return
+    extents = value if isinstance(value, tuple) else ()
+    if not extents or not all(type(e) is int and 1 <= e <= MAX_INTEGER for e in extents):
+        text = f"tile must be True, False or a tuple of extents of at least 1, got {value!r}"
+        raise InvalidArgumentError(text)

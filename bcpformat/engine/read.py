@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Event, Lock
-from typing import TypeAlias
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from bcpformat.errors import (
 )
 from bcpformat.model.limits import ALIGNMENT_BYTES
 from bcpformat.model.manifest import Ints, Manifest
+from bcpformat.model.progress import Progress, silent
 from bcpformat.model.region import Box
 from bcpformat.plan.pack import aligned
 from bcpformat.plan.resolve import Blocks, ChunkIndex, Pieces
@@ -39,8 +39,6 @@ from bcpformat.storage.store import Store
 BUFFER_BYTES = 2**23
 READ_BYTES = BUFFER_BYTES - 2**20 - 2 * ALIGNMENT_BYTES
 """A read ends with the block that passes this, so that blocks up to 1 MiB fit the buffer."""
-
-Progress: TypeAlias = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,6 @@ class TensorReader:
             offset=offset,
             nbytes=nbytes,
             target=np.zeros(len(out), dtype=np.int64),
-            regions={},
         )
         blocks = self.index.blocks_of(run, offset, offset + nbytes, self.manifest.runs)
 
@@ -115,7 +112,7 @@ class TensorReader:
             copy(address[piece] + skip, source, count)
             return count
 
-        self._run(pieces, blocks, place, lambda _pieces, _placed: None, lambda _: None)
+        self._run(pieces, blocks, place, lambda _pieces, _placed: None, silent)
         return out
 
     def check_budget(self, nbytes: int) -> None:
@@ -267,7 +264,8 @@ class TensorReader:
                 item=int(self.manifest.runs.item[run]),
             )
         except FormatError as error:
-            raise FormatError(f"{self.where(row, blocks)}: {error}", code=error.code) from error
+            text = f"{self.where(row, blocks)}: {error.message}"
+            raise FormatError(text, code=error.code) from error
 
     def bad_blocks(
         self, task: Task, plan: TaskPlan, blocks: Blocks, filled: Bytes

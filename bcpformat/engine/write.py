@@ -1,64 +1,50 @@
-"""One save of one process: plan, data files, manifest, commit (spec 14)."""
+"""One save of one rank: agree, gather, write data files, say what they hold (spec 14)."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
-from math import prod
-from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from bcpformat.codec.block import Codec
-from bcpformat.engine.encode import FileEncoder, FilePlan, RunFiller, Sources, WrittenFile
-from bcpformat.engine.memory import address_of
+from bcpformat.codec.digest import document_digest
+from bcpformat.engine.agree import agree
+from bcpformat.engine.commit import commit
+from bcpformat.engine.coordinator import Coordinator
+from bcpformat.engine.data_files import DataFiles, write_data_files
+from bcpformat.engine.gather import Gathered, gather, held_pieces
+from bcpformat.engine.meeting import Meeting
 from bcpformat.engine.options import WriteOptions
+from bcpformat.engine.part import Part, ReplicaChecks, StoredObjects
+from bcpformat.engine.replicas import replica_digests
 from bcpformat.errors import (
     BcpError,
     CommitError,
-    ErrorCode,
     InvalidArgumentError,
     ObjectExistsError,
     ObjectNotFoundError,
-    StorageError,
-    error_for,
 )
-from bcpformat.model.checks import check_manifest, used_features
-from bcpformat.model.dtypes import DTYPES
-from bcpformat.model.limits import DEFAULT_LIMITS, MAX_INTEGER
+from bcpformat.model.limits import MAX_INTEGER
 from bcpformat.model.manifest import (
     DATA_PREFIX,
     MANIFEST_KEY,
     ChunkTable,
-    FileRow,
     Ints,
-    Manifest,
-    ObjectRow,
     PerRankTable,
-    RunTable,
-    TensorTable,
-    Writer,
+    Value,
     ints,
 )
+from bcpformat.model.progress import Progress
+from bcpformat.model.rank_state import ObjectRef, RankState
+from bcpformat.model.region import Region
 from bcpformat.model.state import EncodedState
-from bcpformat.plan.pack import Packing, pack
+from bcpformat.plan.assign import Assignment
+from bcpformat.plan.layout import Layout, axis_starts, layout_of
+from bcpformat.plan.pack import Packing
 from bcpformat.storage.store import Store
-from bcpformat.wire import (
-    Kind,
-    check_user,
-    decode_header,
-    decode_root,
-    encode_document,
-    encode_manifest,
-)
-
-Progress: TypeAlias = Callable[[int], None]
-SECTION_CODEC: Literal["zstd"] = "zstd"
+from bcpformat.wire import check_user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,77 +65,154 @@ class WriteReport:
     manifest_bytes: int
     files: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        sizes = f"raw_bytes={self.raw_bytes}, stored_bytes={self.stored_bytes}, "
+        sizes += f"manifest_bytes={self.manifest_bytes}, files={len(self.files)}"
+        return f"WriteReport(attempt_id={self.attempt_id.hex()}, {sizes})"
+
 
 @dataclass(frozen=True, slots=True)
-class _Gathered:
-    """The pieces of a state: first those of tensors, then per-rank values, then objects."""
+class _Prepared:
+    """A save that all ranks have agreed on; from here on none waits for another to go on.
 
-    pieces: Sources
-    item: Ints
-    chunks: Ints  # chunk rows of each tensor
+    Attributes:
+        meeting: That of the ranks.
+        state: This rank's state.
+        plan: What it holds of it and what it stores of that; None: all.
+        step: The training step.
+    """
+
+    meeting: Meeting
+    state: EncodedState
+    plan: tuple[Layout, Assignment] | None
+    step: int | None
 
 
 def save(
     store: Store,
-    state: EncodedState,
+    make_state: Callable[[], EncodedState],
     *,
     step: int | None,
-    rank: int,
+    coordinator: Coordinator,
+    rank: int | None = None,
     options: WriteOptions,
     progress: Progress,
 ) -> WriteReport:
-    """Write a checkpoint and return when it is committed and durable.
+    """Write a checkpoint and return when it is committed and durable, on every rank.
 
     Args:
-        store: Where its prefix is.
-        state: The state, encoded.
+        store: Where its prefix is, the same for all ranks.
+        make_state: Makes this rank's state, encoded; it may fail.
         step: The training step.
-        rank: This process's rank, for its per-rank values.
+        coordinator: This rank's end of the group that saves together.
+        rank: The number under which this process's per-rank values go; by default its rank.
         options: How to write.
         progress: Called with numbers of raw bytes as they are done, from any thread.
 
     Raises:
         ObjectExistsError: A checkpoint is there already; nothing is ever overwritten.
+        DisagreementError: Ranks hold different things where they must hold the same.
+        CoordinationError: A rank did not come; the message names it.
         CommitError: The data is written but the manifest could not be published.
         StorageError: The store failed; nothing was published.
     """
-    step = _checked_step(step)
-    check_user(options.user)
-    _refuse_existing(store)
-    attempt_id = os.urandom(16)
-    gathered = _gather(state)
-    packing = pack(gathered.pieces.nbytes, gathered.item)
-    codecs = _codecs(packing, options)
-    contents = RunFiller(gathered.pieces, packing)
-    keys, written = [], []
+    prepared = _prepare(store, make_state, step, coordinator, options)
+    meeting = prepared.meeting
+    number = meeting.rank if rank is None else rank
+    part: Part | None = None
     with ExitStack() as undo:
-        for plan in _file_plans(packing, codecs, attempt_id, rank, options):
-            encoder = FileEncoder(store, plan, contents, threads=options.threads, progress=progress)
-            undo.callback(_discard, store, plan.key)
-            written.append(encoder.write())
-            keys.append(plan.key)
-        store.sync()
-        manifest = _manifest(state, gathered, packing, codecs, written, keys, attempt_id, rank)
-        manifest = _described(manifest, step, options)
-        for problem in check_manifest(manifest, limits=DEFAULT_LIMITS):
-            raise error_for(problem)  # BCP-WRT-006
-        document = encode_manifest(manifest, codec=SECTION_CODEC)
-        # What any reader may refuse is not written (BCP-LIM-004).
-        decode_root(document, key=MANIFEST_KEY, limits=DEFAULT_LIMITS)
         try:
-            _publish(store, document, attempt_id)
+            part = _write_part(store, prepared, number, options, progress, undo)
+        except BaseException as error:
+            meeting.fail("part", meeting.rank, error)
+            if meeting.size == 1 or not isinstance(error, BcpError):
+                raise
+        try:
+            nbytes = commit(store, meeting, part, step=prepared.step, options=options)
         except CommitError as error:
             if error.published is None:
                 undo.pop_all()
             raise
         undo.pop_all()
+    assert part is not None  # without it nothing is committed
     return WriteReport(
-        attempt_id=attempt_id,
-        raw_bytes=int(gathered.pieces.nbytes.sum()),
-        stored_bytes=int(manifest.runs.stored.sum()),
-        manifest_bytes=len(document),
-        files=tuple(keys),
+        attempt_id=meeting.id,
+        raw_bytes=part.raw_bytes,
+        stored_bytes=int(part.runs.stored.sum()),
+        manifest_bytes=nbytes,
+        files=tuple(DATA_PREFIX + row.name for row in part.files),
     )
+
+
+def _prepare(
+    store: Store,
+    make_state: Callable[[], EncodedState],
+    step: int | None,
+    coordinator: Coordinator,
+    options: WriteOptions,
+) -> _Prepared:
+    """Agree with all ranks on what is saved and who stores what."""
+    if coordinator.size == 1:
+        checked, state = _checked(store, make_state, step, options, is_lead=True)
+        meeting = Meeting(coordinator, os.urandom(16), timeout_s=options.timeout_s)
+        return _Prepared(meeting, state, None, checked)
+    made: list[tuple[int | None, EncodedState, Layout]] = []
+
+    def propose() -> tuple[Layout, Mapping[str, Value]]:
+        is_lead = coordinator.rank == 0
+        checked, state = _checked(store, make_state, step, options, is_lead=is_lead)
+        layout = layout_of(state)
+        if options.replicas == "full":  # objects are compared whole anyway
+            objects = np.arange(len(layout.names)) >= len(state.names)
+            layout = replace(layout, trusted=objects)
+        made.append((checked, state, layout))
+        return layout, _call(store, checked, options)
+
+    meeting, assignment = agree(coordinator, propose, timeout_s=options.timeout_s)
+    ((checked, state, layout),) = made
+    return _Prepared(meeting, state, (layout, assignment), checked)
+
+
+def _checks(layout: Layout, assignment: Assignment, digests: Ints) -> ReplicaChecks:
+    """Return what is to be compared with other ranks."""
+    piece = assignment.check_piece
+    ndims = np.fromiter(map(len, layout.shapes), np.int64, len(layout.shapes))
+    axes = axis_starts(ndims[layout.tensor])
+    origins = [layout.origin[axes[p] : axes[p + 1]] for p in piece.tolist()]
+    return ReplicaChecks(
+        group=assignment.check_group,
+        digest=digests,
+        tensor=layout.tensor[piece],
+        origin=np.concatenate([ints([]), *origins]),
+    )
+
+
+def _checked(
+    store: Store,
+    make_state: Callable[[], EncodedState],
+    step: object,
+    options: WriteOptions,
+    *,
+    is_lead: bool,
+) -> tuple[int | None, EncodedState]:
+    """Return step and state, or refuse the save."""
+    checked = _checked_step(step)
+    check_user(options.user)
+    if is_lead:
+        _refuse_existing(store)
+    return checked, make_state()
+
+
+def _call(store: Store, step: int | None, options: WriteOptions) -> dict[str, Value]:
+    """Return what all ranks of one save must be called with alike."""
+    return {
+        "location": store.describe(),
+        "step": step if step is not None else "none",
+        "codec": options.codec,
+        "replicas": options.replicas,
+        "disagree": options.disagree,
+        "user": dict(options.user),
+    }
 
 
 def _checked_step(step: object) -> int | None:
@@ -177,180 +240,127 @@ def _refuse_existing(store: Store) -> None:
         )
 
 
-def _discard(store: Store, key: str) -> None:
-    with suppress(BcpError):
-        store.delete(key)
-
-
-def _publish(store: Store, document: bytes, attempt_id: bytes) -> None:
-    """Publish the manifest, and find out what happened if the store cannot say (BCP-WRT-005)."""
-    try:
-        store.put_if_absent(MANIFEST_KEY, document)
-    except ObjectExistsError as error:
-        if _published_id(store) == attempt_id:
-            return
-        text = "another save committed a checkpoint here first"
-        raise CommitError(text, published=False, code=ErrorCode.EXISTS) from error
-    except StorageError as error:
-        found = _published_id(store)
-        if found is None:
-            raise
-        if found not in (attempt_id, b""):
-            text = "another save committed a checkpoint here first"
-            raise CommitError(text, published=False, code=ErrorCode.EXISTS) from error
-        if error.code is ErrorCode.UNCERTAIN or found == b"":
-            text = f"whether the checkpoint was committed is unknown: {error}"
-            raise CommitError(text, published=None, code=ErrorCode.UNCERTAIN) from error
-
-
-def _published_id(store: Store) -> bytes | None:
-    """Return the attempt id of the manifest there is, None without one, b"" if unreadable."""
-    try:
-        head = store.read(MANIFEST_KEY, nbytes=64)
-        return decode_header(head, key=MANIFEST_KEY, expect=Kind.MANIFEST).attempt_id
-    except ObjectNotFoundError:
-        return None
-    except BcpError:
-        return b""
-
-
-def _gather(state: EncodedState) -> _Gathered:
-    """Find the bytes of every piece; no tensor is copied that lies contiguous in host memory."""
-    address: list[int] = []
-    nbytes: list[int] = []
-    item: list[int] = []
-    chunks: list[int] = []
-    strided: dict[int, npt.NDArray[np.generic]] = {}
-    owners: list[object] = []
-    for leaf in state.leaves:
-        dtype = DTYPES[leaf.dtype]
-        size = (prod(leaf.shape) * dtype.bits + 7) // 8
-        chunks.append(1 if size else 0)
-        if not size:
-            continue
-        place = leaf.address
-        if place is None:
-            array = leaf.adapter.array(leaf)
-            owners.append(array)
-            if array.flags.c_contiguous:
-                place = address_of(array)
-            else:
-                strided[len(address)] = array
-                place = 0
-        address.append(place)
-        nbytes.append(size)
-        item.append(dtype.item)
-    documents = [encode_document(node) for _, node in state.per_rank]
-    for data in [*documents, *(data for _, data in state.objects)]:
-        array = np.frombuffer(data, dtype=np.uint8)
-        owners.append(array)
-        address.append(address_of(array))
-        nbytes.append(len(array))
-        item.append(1)
-    owners.append(state)
-    pieces = Sources(address=ints(address), nbytes=ints(nbytes), strided=strided, owners=owners)
-    return _Gathered(pieces=pieces, item=ints(item), chunks=ints(chunks))
-
-
-def _codecs(packing: Packing, options: WriteOptions) -> Ints:
-    """Return the codec of every run; one-byte items have no planes to split."""
-    codec = Codec.from_name(options.codec)
-    if codec is Codec.PLANES_ZSTD:
-        return np.where(packing.run_item == 1, np.int64(Codec.ZSTD), np.int64(codec))
-    return np.full(len(packing.run_raw), int(codec), dtype=np.int64)
-
-
-def _file_plans(
-    packing: Packing, codecs: Ints, attempt_id: bytes, rank: int, options: WriteOptions
-) -> list[FilePlan]:
-    count = int(packing.run_file[-1]) + 1 if len(packing.run_file) else 0
-    bounds = np.searchsorted(packing.run_file, np.arange(count + 1)).tolist()
-    return [
-        FilePlan(
-            key=f"{DATA_PREFIX}{attempt_id.hex()}-{rank:06d}-{number:06d}.bcd",
-            attempt_id=attempt_id,
-            runs=(bounds[number], bounds[number + 1]),
-            codecs=codecs,
-            level=options.level,
-        )
-        for number in range(count)
-    ]
-
-
-def _manifest(
-    state: EncodedState,
-    gathered: _Gathered,
-    packing: Packing,
-    codecs: Ints,
-    written: Sequence[WrittenFile],
-    keys: Sequence[str],
-    attempt_id: bytes,
+def _write_part(
+    store: Store,
+    prepared: _Prepared,
     rank: int,
-) -> Manifest:
-    none = [ints([])]
-    tensors = int(gathered.chunks.sum())
-    ranks = tensors + len(state.per_rank)
-    return Manifest(
-        attempt_id=attempt_id,
-        created_us=time.time_ns() // 1000,
-        writer=Writer(name="bcpformat", version=_version()),
-        require=(),
-        files=[
-            FileRow(
-                name=key.removeprefix(DATA_PREFIX),
-                attempt_id=attempt_id,
-                table_bytes=file.table_bytes,
-                blocks=file.blocks,
-                digest=file.digest,
-                lengths=file.lengths,
-            )
-            for key, file in zip(keys, written, strict=True)
-        ],
-        tensors=TensorTable(
+    options: WriteOptions,
+    progress: Progress,
+    undo: ExitStack,
+) -> Part:
+    """Write this rank's data files, and return what they hold."""
+    meeting, state = prepared.meeting, prepared.state
+    assignment: Assignment | None = None
+    checks = ReplicaChecks()
+    if prepared.plan is not None:
+        layout, assignment = prepared.plan
+        replicas = held_pieces(state, assignment.check_piece)
+        digests = replica_digests(replicas, seed=meeting.id, replicas=options.replicas)
+        checks = _checks(layout, assignment, digests)
+    gathered = gather(state, assignment, options.tile)
+    written = write_data_files(
+        store,
+        gathered.sources,
+        gathered.item,
+        attempt_id=meeting.id,
+        label=f"{meeting.rank:06d}",
+        options=options,
+        progress=progress,
+        undo=undo,
+        block_log2=gathered.block_log2,
+    )
+    return _part(prepared, rank, gathered, written, checks)
+
+
+def _part(
+    prepared: _Prepared,
+    rank: int,
+    gathered: Gathered,
+    written: DataFiles,
+    checks: ReplicaChecks,
+) -> Part:
+    state, packing = prepared.state, written.packing
+    first = len(gathered.tensor)
+    last = first + len(state.per_rank)
+    order, chunks = _chunks(state, gathered, packing)
+    return Part(
+        rank=prepared.meeting.rank,
+        attempt_id=prepared.meeting.id,
+        files=written.files,
+        runs=written.runs,
+        chunk_tensor=gathered.tensor if order is None else gathered.tensor[order],
+        chunks=chunks,
+        state=RankState(
+            root=state.root,
             names=state.names,
             dtypes=[leaf.dtype for leaf in state.leaves],
             shapes=[leaf.shape for leaf in state.leaves],
-            chunks=gathered.chunks,
             aliases=state.aliases,
+            extra={
+                row: {"segments": [list(segment) for segment in leaf.segments]}
+                for row, leaf in enumerate(state.leaves)
+                if leaf.segments
+            },
+            objects=[
+                ObjectRef(name=name, nbytes=len(data), digest=document_digest(data))
+                for name, data in state.objects
+            ],
+            per_rank=len(state.per_rank),
         ),
-        runs=RunTable(
-            file=packing.run_file,
-            position=np.concatenate([f.position for f in written] or none),
-            raw=packing.run_raw,
-            stored=np.concatenate([f.stored for f in written] or none),
-            codec=codecs,
-            item=packing.run_item,
-            block_log2=packing.run_block_log2,
-            block0=np.concatenate([f.block0 for f in written] or none),
-        ),
-        chunks=ChunkTable(run=packing.run[:tensors], offset=packing.offset[:tensors]),
-        state=state.root,
         per_rank=PerRankTable(
             path=np.arange(len(state.per_rank), dtype=np.int64),
             rank=np.full(len(state.per_rank), rank, dtype=np.int64),
-            run=packing.run[tensors:ranks],
-            offset=packing.offset[tensors:ranks],
-            nbytes=gathered.pieces.nbytes[tensors:ranks],
+            run=packing.run[first:last],
+            offset=packing.offset[first:last],
+            nbytes=gathered.sources.nbytes[first:last],
         ),
-        objects=[
-            ObjectRow(
-                name=name,
-                run=int(packing.run[ranks + i]),
-                offset_bytes=int(packing.offset[ranks + i]),
-                nbytes=len(data),
-            )
-            for i, (name, data) in enumerate(state.objects)
-        ],
+        objects=StoredObjects(
+            object=ints(gathered.objects), run=packing.run[last:], offset=packing.offset[last:]
+        ),
+        checks=checks,
+        raw_bytes=int(gathered.sources.nbytes.sum()),
     )
 
 
-def _described(manifest: Manifest, step: int | None, options: WriteOptions) -> Manifest:
-    """Return the manifest with what the caller says of it, and the features it uses."""
-    return replace(manifest, require=used_features(manifest), step=step, user=dict(options.user))
+def _chunks(
+    state: EncodedState, gathered: Gathered, packing: Packing
+) -> tuple[Ints | None, ChunkTable]:
+    """Return the chunk rows by tensor, origin and start, and the order of chunks that makes them.
+
+    Columns whose values are all the default are left out.
+    """
+    rows = len(gathered.tensor)
+    run, offset = packing.run[:rows], packing.offset[:rows]
+    regions = gathered.regions
+    if regions is None:
+        return None, ChunkTable(run=run, offset=offset)
+    tensor = gathered.tensor.tolist()
+
+    def key(i: int) -> tuple[int, tuple[int, ...], int]:
+        return tensor[i], regions[i].box.origin, regions[i].start
+
+    order = sorted(range(rows), key=key)
+    sorted_regions = [regions[i] for i in order]
+    shapes = [state.leaves[tensor[i]].shape for i in order]
+    return ints(order), ChunkTable(
+        run=run[order], offset=offset[order], **_region_columns(sorted_regions, shapes)
+    )
 
 
-def _version() -> str:
-    try:
-        return version("bcpformat")
-    except PackageNotFoundError:
-        return "unknown"
+def _region_columns(regions: list[Region], shapes: list[tuple[int, ...]]) -> dict[str, Ints]:
+    boxes = [r.box for r in regions]
+    columns = {
+        "origin": ints([o for b in boxes for o in b.origin]),
+        "extent": ints([e for b in boxes for e in b.shape]),
+        "start": ints([r.start for r in regions]),
+        "count": ints([r.count for r in regions]),
+    }
+    if not columns["origin"].any():
+        del columns["origin"]
+    if all(b.shape == shape for b, shape in zip(boxes, shapes, strict=True)):
+        del columns["extent"]
+    if not columns["start"].any():
+        del columns["start"]
+    if all(r.is_whole for r in regions):
+        del columns["count"]
+    return columns

@@ -15,7 +15,7 @@ from bcpformat.interop.safetensors_header import check_exportable
 from bcpformat.interop.slices import stored_slices
 from bcpformat.interop.state_items import find_node, plain_keys, state_items
 from bcpformat.model.manifest import Node, Value
-from bcpformat.model.names import join
+from bcpformat.model.names import METADATA, join
 
 ALIASES_KEY = "bcpformat.aliases"
 """In safetensors metadata: a JSON map from names left out to the name that has the elements."""
@@ -29,7 +29,9 @@ class Selected:
         tensors: The tensors, in state order.
         rows: The row of each in the checkpoint's table.
         aliases: Other names to the name that stands in `tensors`.
-        left_out: What of the state is no tensor, in words: kind to number.
+        left_out: What of the state is no tensor, in words: kind to number; without what stands
+            in metadata.
+        metadata: Dicts whose module metadata (`OrderedDict._metadata`) is left out.
         unselected: Tensors that the filter did not take.
     """
 
@@ -37,6 +39,7 @@ class Selected:
     rows: list[int]
     aliases: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
+    metadata: int = 0
     unselected: int = 0
 
 
@@ -76,10 +79,11 @@ def _select(
     aliases: dict[str, str] = {}
     left_out: dict[str, int] = {}
     names: dict[int, str] = {}
-    unselected = 0
+    unselected = metadata = 0
     for item in state_items(root):
+        metadata += item.segment == METADATA
         if item.kind != "tensor":
-            if not item.is_container:
+            if not item.is_container and METADATA not in item.name.split("/"):
                 left_out[item.kind] = left_out.get(item.kind, 0) + 1
             continue
         if not take(join(below, item.name) if item.name else below):
@@ -102,7 +106,12 @@ def _select(
         )
         rows.append(item.index)
     return Selected(
-        tensors=tensors, rows=rows, aliases=aliases, left_out=left_out, unselected=unselected
+        tensors=tensors,
+        rows=rows,
+        aliases=aliases,
+        left_out=left_out,
+        metadata=metadata,
+        unselected=unselected,
     )
 
 
@@ -150,4 +159,4 @@ def check_all_exportable(tensors: list[Outgoing]) -> None:
             refused.append(error)
     if refused:
         more = f" (and {len(refused) - 1} more tensors)" if len(refused) > 1 else ""
-        raise InvalidArgumentError(f"{refused[0]}{more}", code=refused[0].code)
+        raise InvalidArgumentError(f"{refused[0].message}{more}", code=refused[0].code)

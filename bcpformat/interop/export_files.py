@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bcpformat.api.load import read_whole
@@ -20,6 +20,7 @@ from bcpformat.interop.npy_files import check_whole
 from bcpformat.interop.output import new_file
 from bcpformat.interop.safetensors_file import Outgoing, write_safetensors
 from bcpformat.interop.safetensors_shards import write_shards
+from bcpformat.model.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ def export_safetensors(
     below: str,
     max_shard_bytes: int | None,
     skip_damaged: bool,
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> Exported:
     """Write tensors as one safetensors file, or as a directory of shards.
 
@@ -91,7 +92,7 @@ def export_safetensors(
 
 
 def export_saved(
-    checkpoint: Checkpoint, path: str, *, chosen: Filter, progress: Callable[[int], None]
+    checkpoint: Checkpoint, path: str, *, chosen: Filter, progress: Progress
 ) -> Exported:
     """Write the state with `torch.save`.
 
@@ -138,6 +139,9 @@ def _left_out(
     dropped: Sequence[str],
 ) -> list[str]:
     words = [f"{number} x {kind}" for kind, number in sorted(selected.left_out.items())]
+    if selected.metadata:
+        dicts = "OrderedDict" if selected.metadata == 1 else "OrderedDicts"
+        words.append(f"module metadata: _metadata of {selected.metadata} {dicts}")
     if selected.unselected:
         words.append(f"{selected.unselected} tensors that were not selected")
     if aliases:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from bcpformat.api.framework import load_torch
 from bcpformat.api.save import Location, write
+from bcpformat.engine.coordinator import SoloCoordinator
 from bcpformat.engine.options import WriteOptions
 from bcpformat.engine.write import WriteReport, save
 from bcpformat.errors import ErrorCode, FormatError, InvalidArgumentError
@@ -18,11 +19,10 @@ from bcpformat.interop.checkpoint_tensors import import_metadata
 from bcpformat.interop.safetensors_file import Bytes, SafetensorsFile
 from bcpformat.interop.safetensors_shards import read_index
 from bcpformat.interop.stored_leaves import StoredAdapter, StoredTensor
+from bcpformat.model.progress import Progress
 from bcpformat.model.state import encode_state
 from bcpformat.model.user_types import default_types
 from bcpformat.storage import open_store
-
-Progress = Callable[[int], None]
 
 
 def import_safetensors(
@@ -68,7 +68,14 @@ def import_safetensors(
     )
     options = replace(options, user={**user, **options.user})
     store = open_store(destination)
-    return save(store, encoded, step=step, rank=0, options=options, progress=progress)
+    return save(
+        store,
+        lambda: encoded,
+        step=step,
+        coordinator=SoloCoordinator(),
+        options=options,
+        progress=progress,
+    )
 
 
 def _elements(file: SafetensorsFile, start: int, nbytes: int) -> Bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -22,6 +22,7 @@ from bcpformat.errors import BcpError, ErrorCode, FormatError, LimitError
 from bcpformat.interop.output import new_directory, new_file
 from bcpformat.interop.slices import SLICE_BYTES, as_bytes, row_major_indexes
 from bcpformat.model.dtypes import DType
+from bcpformat.model.progress import Progress
 
 INDEX_NAME = "index.json"
 _NUMPY_TYPES = frozenset(
@@ -83,7 +84,7 @@ def extract_npy(
     folder: str,
     *,
     skip_damaged: bool,
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> Extracted:
     """Write tensors to a new directory, the index last.
 
@@ -133,7 +134,7 @@ def extract_npy(
         "step": checkpoint.step,
         "tensors": tensors,
         "damaged": [
-            {"name": name, "code": error.code.value, "message": str(error)}
+            {"name": name, "code": error.code.value, "message": error.message}
             for name, error in damaged.items()
         ],
     }
@@ -167,7 +168,7 @@ def is_damage(error: BcpError) -> bool:
     return isinstance(error, FormatError) or error.code in gone
 
 
-def _write_npy(file: BinaryIO, view: TensorView, progress: Callable[[int], None]) -> None:
+def _write_npy(file: BinaryIO, view: TensorView, progress: Progress) -> None:
     kind = npy_type(view.dtype)
     header = {"descr": kind.str, "fortran_order": False, "shape": view.shape}
     np.lib.format.write_array_header_1_0(file, header)

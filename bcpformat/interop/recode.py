@@ -12,6 +12,7 @@ import numpy as np
 from bcpformat.api.load import StateBuilder
 from bcpformat.api.opened import Checkpoint
 from bcpformat.api.save import Location
+from bcpformat.engine.coordinator import SoloCoordinator
 from bcpformat.engine.options import WriteOptions
 from bcpformat.engine.write import WriteReport, save
 from bcpformat.errors import ErrorCode, InvalidArgumentError
@@ -19,13 +20,12 @@ from bcpformat.interop.slices import as_bytes
 from bcpformat.interop.stored_leaves import Bytes, StoredAdapter, StoredTensor
 from bcpformat.model.dtypes import DType, pack_subbyte
 from bcpformat.model.leaves import TensorLeaf
-from bcpformat.model.manifest import Manifest, Node, ints
+from bcpformat.model.manifest import DEFAULT_MEDIA, Manifest, Node, ints
+from bcpformat.model.progress import Progress
 from bcpformat.model.state import EncodedState
 from bcpformat.storage import open_store
 from bcpformat.wire import decode_document
 from bcpformat.wire.container import MINOR
-
-_OBJECT_MEDIA = "application/octet-stream"
 
 
 def recode(
@@ -34,7 +34,7 @@ def recode(
     *,
     step: int | None,
     options: WriteOptions,
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> WriteReport:
     """Write a checkpoint again: the same state, step and metadata, in one process's layout.
 
@@ -81,8 +81,9 @@ def recode(
     options = replace(options, user={**manifest.user, **options.user})
     return save(
         open_store(destination),
-        encoded,
+        lambda: encoded,
         step=step if step is not None else manifest.step,
+        coordinator=SoloCoordinator(),
         rank=rank,
         options=options,
         progress=progress,
@@ -93,7 +94,7 @@ def _refuse_extensions(manifest: Manifest) -> None:
     kept = [*manifest.extra, *(k for row in manifest.tensors.extra.values() for k in row)]
     kept += [key for row in manifest.files for key in row.extra]
     kept += [f"optional feature {name}" for name in manifest.optional]
-    kept += [f"object of type {o.media}" for o in manifest.objects if o.media != _OBJECT_MEDIA]
+    kept += [f"object of type {o.media}" for o in manifest.objects if o.media != DEFAULT_MEDIA]
     if manifest.minor > MINOR:  # rows and columns that nobody here has seen
         kept.append(f"minor version {manifest.minor}")
     if kept:

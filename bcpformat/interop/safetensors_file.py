@@ -21,6 +21,7 @@ from bcpformat.interop.safetensors_header import (
     parse_length,
 )
 from bcpformat.model.dtypes import DType
+from bcpformat.model.progress import Progress
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -100,7 +101,7 @@ def write_safetensors(
     tensors: Sequence[Outgoing],
     metadata: Mapping[str, str],
     *,
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> int:
     """Write one file and return its size in bytes.
 
@@ -136,7 +137,7 @@ def write_safetensors(
 
 
 def _write_tensor(
-    write: Callable[[memoryview], object], tensor: Outgoing, progress: Callable[[int], None]
+    write: Callable[[memoryview], object], tensor: Outgoing, progress: Progress
 ) -> None:
     written = 0
     for part in _nonempty(tensor.slices()):

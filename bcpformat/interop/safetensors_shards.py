@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from bcpformat.errors import (
     ErrorCode,
@@ -21,6 +21,7 @@ from bcpformat.interop.safetensors_file import (
     open_safetensors,
     write_safetensors,
 )
+from bcpformat.model.progress import Progress
 
 INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_NAME = f"model{INDEX_SUFFIX}"
@@ -138,7 +139,7 @@ def write_shards(
     metadata: Mapping[str, str],
     *,
     max_bytes: int,
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> list[str]:
     """Write a directory of shards, the index last, and return the names of its files.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,3 +46,7 @@ class StoredAdapter:
         if dtype.bits < 8:
             return data
         return data.view(dtype.opaque).reshape(leaf.shape)
+
+    def pieces(self, leaf: TensorLeaf) -> Sequence[npt.NDArray[np.generic]]:
+        """Return the elements of a tensor, which is one piece (see `LeafAdapter.pieces`)."""
+        return [self.array(leaf)]

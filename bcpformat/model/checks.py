@@ -19,7 +19,7 @@ from bcpformat.errors import ErrorCode, Problem
 from bcpformat.model.coverage import check_tilings
 from bcpformat.model.dtypes import DType
 from bcpformat.model.limits import ALIGNMENT_BYTES, CHUNK_ALIGNMENT_BYTES, Limits
-from bcpformat.model.manifest import Ints, Manifest, RunTable, TensorTable
+from bcpformat.model.manifest import Ints, Manifest, RunTable, TensorTable, ints
 from bcpformat.model.state_decode import check_state
 
 CODEC_RAW = 0
@@ -106,8 +106,8 @@ def used_features(manifest: Manifest) -> tuple[str, ...]:
     """Return the features that the content of a manifest uses, ascending (BCP-WRT-009)."""
     used = {
         feature
-        for code in np.unique(manifest.runs.codec).tolist()
-        if (feature := CODEC_FEATURES.get(code)) is not None
+        for code, feature in CODEC_FEATURES.items()
+        if feature is not None and (manifest.runs.codec == code).any()
     }
     used |= {
         feature
@@ -319,14 +319,10 @@ def _check_run_contents(manifest: Manifest) -> list[Problem]:
         manifest.objects,
         manifest.runs,
     )
-    ones = np.ones(len(ranks) + len(objects), dtype=np.int64)
-    object_columns = np.array(
-        [(o.run, o.offset_bytes, o.nbytes) for o in objects], dtype=np.int64
-    ).reshape(-1, 3)
-    run = np.concatenate((chunks.run, ranks.run, object_columns[:, 0]))
-    offset = np.concatenate((chunks.offset, ranks.offset, object_columns[:, 1]))
-    nbytes = np.concatenate((geometry.nbytes, ranks.nbytes, object_columns[:, 2]))
-    item = np.concatenate((geometry.item, ones))
+    run = _joined(chunks.run, ranks.run, ints([o.run for o in objects]))
+    offset = _joined(chunks.offset, ranks.offset, ints([o.offset_bytes for o in objects]))
+    nbytes = _joined(geometry.nbytes, ranks.nbytes, ints([o.nbytes for o in objects]))
+    item = _joined(geometry.item, np.ones(len(ranks) + len(objects), dtype=np.int64))
 
     def where(row: int) -> str:
         if row < len(chunks):
@@ -355,6 +351,12 @@ def _check_run_contents(manifest: Manifest) -> list[Problem]:
     if problems:
         return problems
     return _check_gaps(runs, run, offset, nbytes)
+
+
+def _joined(*columns: Ints) -> Ints:
+    """Return columns one after the other, without a copy where only one has rows."""
+    filled = [column for column in columns if len(column)]
+    return filled[0] if len(filled) == 1 else np.concatenate(columns)
 
 
 def _check_gaps(runs: RunTable, run: Ints, offset: Ints, nbytes: Ints) -> list[Problem]:
@@ -388,8 +390,8 @@ def _check_gaps(runs: RunTable, run: Ints, offset: Ints, nbytes: Ints) -> list[P
 
 def _check_per_rank_paths(manifest: Manifest) -> list[Problem]:
     """Check that the ordinals 0 to the largest all have rows (BCP-COL-005)."""
-    paths = np.unique(manifest.per_rank.path)
-    if len(paths) and int(paths[-1]) != len(paths) - 1:
+    paths = manifest.per_rank.path  # ascending (BCP-COL-004)
+    if (np.diff(paths, prepend=-1) > 1).any():
         text = "a per-rank node of the state has no row"
         return [_problem(ErrorCode.STATE, "per_rank", text)]
     return []

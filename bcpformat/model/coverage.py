@@ -30,43 +30,6 @@ _HALF_BITS = 26
 _HALF_MASK = (1 << _HALF_BITS) - 1
 
 
-def check_tiling(
-    *,
-    shape: tuple[int, ...],
-    origins: Column,
-    extents: Column,
-    starts: Column | None,
-    counts: Column | None,
-) -> Problem | None:
-    """Return the first rule the chunks of one tensor break, or None.
-
-    Args:
-        shape: The tensor's shape, in elements.
-        origins: Shape `(chunks, ndim)`, in tensor coordinates.
-        extents: Shape `(chunks, ndim)`, in elements.
-        starts: Shape `(chunks,)`: first element of the flat range in its box; None if all 0.
-        counts: Shape `(chunks,)`: elements of the flat range; None for all of the box.
-
-    Returns:
-        As for `check_tilings`.
-
-    Example:
-        >>> halves = np.array([[0], [3]]), np.array([[3], [3]])
-        >>> check_tiling(
-        ...     shape=(6,), origins=halves[0], extents=halves[1], starts=None, counts=None
-        ... )
-    """
-    found = check_tilings(
-        shapes=(shape,),
-        chunk_counts=np.array([origins.shape[0]]),
-        origin_values=origins.reshape(-1),
-        extent_values=extents.reshape(-1),
-        starts=starts,
-        counts=counts,
-    )
-    return found[0][1] if found else None
-
-
 def check_tilings(
     *,
     shapes: Sequence[tuple[int, ...]],

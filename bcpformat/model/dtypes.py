@@ -6,7 +6,6 @@ apart, and which numpy type shows them; nothing here converts a value.
 
 from __future__ import annotations
 
-import difflib
 import sys
 from dataclasses import dataclass, field
 from functools import cache
@@ -248,6 +247,8 @@ _OTHER_NAMES = {
 
 
 def _hint(name: str) -> str:
+    import difflib  # for an error only
+
     folded = name.lower().removeprefix("torch.")
     near = [_OTHER_NAMES[folded]] if folded in _OTHER_NAMES else []
     near += difflib.get_close_matches(folded, DTYPES, n=1)

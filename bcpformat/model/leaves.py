@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from bcpformat.errors import InvalidArgumentError
 from bcpformat.model.dtypes import DType, dtype_from_name, pack_subbyte
+from bcpformat.model.region import Region
 
 FLAG_NUMPY = 1
 """The leaf is a numpy array (spec 10)."""
@@ -40,6 +41,10 @@ class TensorLeaf:
         address: First byte of the elements if they lie in host memory as a chunk of the whole
             tensor would store them (row-major, little-endian, packed); else None, and the
             elements come from ``adapter.array``.
+        regions: What this process holds of the tensor, in tensor coordinates, each with elements;
+            their elements come from ``adapter.pieces``.  None: all of it, as one box.
+        is_trusted: Whether ranks that hold the same region hold equal elements by construction,
+            so that nobody need compare them.
 
     Example:
         >>> leaf = NumpyAdapter().describe(np.zeros((2, 3), np.float16), lambda: "w")
@@ -54,6 +59,9 @@ class TensorLeaf:
     value: object
     adapter: LeafAdapter
     address: int | None = None
+    regions: tuple[Region, ...] | None = None
+    is_trusted: bool = False
+    segments: tuple[tuple[str, int, int, int], ...] = ()
 
 
 class LeafAdapter(Protocol):
@@ -72,12 +80,21 @@ class LeafAdapter(Protocol):
         ...
 
     def array(self, leaf: TensorLeaf) -> npt.NDArray[np.generic]:
-        """Return the elements of a leaf as bits in host memory.
+        """Return the elements of a leaf without regions as bits in host memory.
 
         Returns:
             An array of shape ``leaf.shape`` and of the data type's `DType.opaque`, of any strides,
             which shares the leaf's memory where it can; of a sub-byte type the packed elements,
             1-d, uint8 (BCP-DTY-003).
+        """
+        ...
+
+    def pieces(self, leaf: TensorLeaf) -> Sequence[npt.NDArray[np.generic]]:
+        """Return the elements of each of a leaf's regions, in their order, as `array` does.
+
+        Returns:
+            For a region that is a whole box an array of the box's shape, for a flat range a 1-d
+            array of its elements; of a sub-byte type the packed elements of the region.
         """
         ...
 
@@ -106,7 +123,7 @@ class NumpyAdapter:
         try:
             dtype = DType.from_numpy(value.dtype)
         except InvalidArgumentError as error:
-            text = f"{path()!r}: an array of {error}; make it one of numbers or bool"
+            text = f"{path()!r}: an array of {error.message}; make it one of numbers or bool"
             raise InvalidArgumentError(text, code=error.code) from None
         contiguous = value.flags.c_contiguous
         swapped = _is_swapped(value.dtype)
@@ -126,6 +143,10 @@ class NumpyAdapter:
         A big-endian array is swapped, which copies it; a sub-byte array is packed.
         """
         return opaque(np.asarray(leaf.value), dtype_from_name(leaf.dtype))
+
+    def pieces(self, leaf: TensorLeaf) -> Sequence[npt.NDArray[np.generic]]:
+        """Return the elements of an array, which is one piece (see `LeafAdapter.pieces`)."""
+        return [self.array(leaf)]
 
 
 def opaque(array: npt.NDArray[np.generic], dtype: DType) -> npt.NDArray[np.generic]:

@@ -1,7 +1,9 @@
 """The manifest in memory: what the bytes of a checkpoint mean (spec 7).
 
-Rows that may count millions are columns (numpy arrays), never objects.  The state tree stays in
-its wire form, nested lists of plain values, until somebody asks for the values (`model.state`).
+Rows that may count millions are columns (numpy arrays), never objects.  Nobody writes to a column
+of a manifest that was read: it may be one number that takes no memory, or share that of another
+column.  The state tree stays in its wire form, nested lists of plain values, until somebody asks
+for the values (`model.state`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 MANIFEST_KEY = "manifest.bcp"
 DATA_PREFIX = "data/"
+DEFAULT_MEDIA = "application/octet-stream"
+"""The media type of an object that states none (spec 7.5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +181,7 @@ class ObjectRow:
     run: int
     offset_bytes: int
     nbytes: int
-    media: str = "application/octet-stream"
+    media: str = DEFAULT_MEDIA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -343,7 +343,7 @@ class _Encoder:
         try:
             dtype = DType.from_numpy(value.dtype)
         except InvalidArgumentError as error:
-            refuse(name, f"a scalar of {error}")
+            refuse(name, f"a scalar of {error.message}")
         data = opaque(np.asarray(value), dtype).tobytes()
         out.append([nodes.NUMPY_SCALAR, dtype.name, data])
 
@@ -399,6 +399,6 @@ def _append(encode: NodeEncoder) -> _Handler:
         try:
             out.append(encode(value))
         except InvalidArgumentError as error:
-            refuse(name, str(error), code=error.code)
+            refuse(name, error.message, code=error.code)
 
     return handle

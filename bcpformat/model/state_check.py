@@ -275,7 +275,7 @@ class _Checker:
         try:
             read(argument)
         except FormatError as error:
-            self._found(str(error), code=error.code)
+            self._found(error.message, code=error.code)
             return False
         return True
 

@@ -266,7 +266,7 @@ class _Decoder:
         try:
             return read(argument)
         except FormatError as error:
-            self._refuse(str(error), code=error.code)
+            self._refuse(error.message, code=error.code)
 
     def _refuse(self, message: str, *, code: ErrorCode = ErrorCode.STATE) -> Never:
         raise error_for(Problem(code=code, where=self._path.where(), message=message))

@@ -186,7 +186,7 @@ def key_segment(key: object, name: str) -> str:
     try:
         return segment(key)
     except InvalidArgumentError as error:
-        refuse(name, str(error), code=error.code)
+        refuse(name, error.message, code=error.code)
 
 
 def check_name(name: str) -> None:

@@ -93,7 +93,7 @@ def misfits(shape: Ints, rows: Rows, *, max_corners: int) -> Iterator[Misfit]:
         Regions lie within their tensors and have their volume together; at most 8 axes of a
         tensor are split.  `coverage` checks it.
     """
-    rows = _cut_ranges(_merge_ranges(rows))
+    rows = cut_ranges(_merge_ranges(rows))
     active = np.flatnonzero(~_spans(shape, rows).all(axis=1))
     inner = shape[active]
     rows = replace(rows, origin=rows.origin[active], extent=rows.extent[active])
@@ -159,10 +159,14 @@ def _merge_boxes(rows: Rows, axis: int) -> Rows:
     return merged
 
 
-def _cut_ranges(rows: Rows) -> Rows:
+def cut_ranges(rows: Rows) -> Rows:
     """Return rows of whole boxes: each flat range cut as `region.flat_range_boxes` does.
 
     The same walk, one step for all rows at once.
+
+    Returns:
+        At most ``2 * axes - 1`` boxes for each row, in the order of the rows and within a row in
+        row-major order; ``tensor`` is that of the row.
     """
     elements = np.prod(rows.extent, axis=0, dtype=np.int64)
     partial = rows.count != elements
@@ -174,42 +178,31 @@ def _cut_ranges(rows: Rows) -> Rows:
     units = np.ones_like(extent)  # elements of one step on each axis
     for axis in range(axes - 1, 0, -1):
         units[axis - 1] = units[axis] * extent[axis]
-    position = rows.start[source].copy()
+    position = rows.start[source]
     stop = position + rows.count[source]
-    pieces = [replace(rows, tensor=np.arange(rows.tensor.size)).take(np.flatnonzero(~partial))]
+    walk: list[tuple[int, Ints, Ints]] = []  # axis, steps on it, position before them
+    for axis in range(axes - 1, 0, -1):
+        steps = np.minimum(-position % units[axis - 1], stop - position) // units[axis]
+        walk.append((axis, steps, position))
+        position = position + steps * units[axis]
+    for axis in range(axes):
+        steps = (stop - position) // units[axis]
+        walk.append((axis, steps, position))
+        position = position + steps * units[axis]
 
-    def emit(axis: int, steps: Ints) -> None:
-        some = np.flatnonzero(steps > 0)
-        rest = position[some]
-        origin = rows.origin.take(source[some], axis=1)
-        shape = extent.take(some, axis=1)
+    sizes = np.ones(rows.tensor.size, np.int64)
+    sizes[source] = sum(steps > 0 for _, steps, _ in walk)
+    cut = rows.take(np.repeat(np.arange(rows.tensor.size), sizes))
+    free = (np.cumsum(sizes) - sizes)[source]  # where the next box of each row goes
+    for axis, steps, position in walk:
+        some = np.flatnonzero(steps)
+        slot, rest = free[some], position[some]
+        free[some] += 1
         for index in range(axis + 1):
             step, rest = np.divmod(rest, units[index].take(some))
-            origin[index] += step
-        shape[:axis] = 1
-        shape[axis] = steps[some]
-        pieces.append(
-            Rows(
-                tensor=source[some],
-                origin=origin,
-                extent=shape,
-                start=np.zeros(some.size, np.int64),
-                count=np.prod(shape, axis=0, dtype=np.int64),
-            )
-        )
-        position[:] += steps * units[axis]
-
-    for axis in range(axes - 1, 0, -1):
-        slab = units[axis - 1]
-        emit(axis, np.minimum(-position % slab, stop - position) // units[axis])
-    for axis in range(axes):
-        emit(axis, (stop - position) // units[axis])
-    cut = Rows(
-        tensor=np.concatenate([piece.tensor for piece in pieces]),
-        origin=np.concatenate([piece.origin for piece in pieces], axis=1),
-        extent=np.concatenate([piece.extent for piece in pieces], axis=1),
-        start=np.concatenate([piece.start for piece in pieces]),
-        count=np.concatenate([piece.count for piece in pieces]),
-    )
-    cut = cut.take(np.argsort(cut.tensor, kind="stable"))
-    return replace(cut, tensor=rows.tensor[cut.tensor])
+            cut.origin[index, slot] += step
+            cut.extent[index, slot] = 1
+        cut.extent[axis, slot] = steps[some]
+    cut.start[:] = 0
+    cut.count[:] = np.prod(cut.extent, axis=0, dtype=np.int64)
+    return cut

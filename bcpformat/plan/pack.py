@@ -48,21 +48,25 @@ def aligned(value: int, alignment: int) -> int:
     return (value + alignment - 1) & -alignment
 
 
-def pack(nbytes: Ints, item: Ints) -> Packing:
+def pack(nbytes: Ints, item: Ints, *, block_log2: Ints | None = None) -> Packing:
     """Return the place of every piece.
 
     Args:
         nbytes: Raw bytes of each piece, at least 1, shape `(pieces,)`.
         item: Item size of each piece, shape `(pieces,)`.
+        block_log2: Base-2 logarithm of the block size that each piece asks for, 0 where it does
+            not, shape `(pieces,)`; a piece that asks has a run of its own, whatever its size.
     """
-    own = np.flatnonzero(nbytes >= OWN_RUN_BYTES)
+    asked = np.zeros(len(nbytes), dtype=np.int64) if block_log2 is None else block_log2
+    is_own = (nbytes >= OWN_RUN_BYTES) | (asked > 0)
+    own = np.flatnonzero(is_own)
     run = np.zeros(len(nbytes), dtype=np.int64)
     offset = np.zeros(len(nbytes), dtype=np.int64)
     run[own] = np.arange(len(own))
     run_raw: list[int] = nbytes[own].tolist()
     run_item: list[int] = item[own].tolist()
     for size in (8, 4, 2, 1):
-        small = np.flatnonzero((nbytes < OWN_RUN_BYTES) & (item == size))
+        small = np.flatnonzero(~is_own & (item == size))
         padded = (nbytes[small] + CHUNK_ALIGNMENT_BYTES - 1) & -CHUNK_ALIGNMENT_BYTES
         ends = np.cumsum(padded)
         first = 0
@@ -76,12 +80,14 @@ def pack(nbytes: Ints, item: Ints) -> Packing:
             run_item.append(size)
             first = last
     raw = np.array(run_raw, dtype=np.int64)
+    run_block_log2 = np.where(raw < LARGE_RUN_BYTES, SMALL_BLOCK_LOG2, LARGE_BLOCK_LOG2)
+    run_block_log2[: len(own)] = np.where(asked > 0, asked, run_block_log2[run])[own]
     return Packing(
         run=run,
         offset=offset,
         run_raw=raw,
         run_item=np.array(run_item, dtype=np.int64),
-        run_block_log2=np.where(raw < LARGE_RUN_BYTES, SMALL_BLOCK_LOG2, LARGE_BLOCK_LOG2),
+        run_block_log2=run_block_log2,
         run_file=_files(raw),
     )
 

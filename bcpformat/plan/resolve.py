@@ -1,36 +1,44 @@
 """Which bytes a read needs, and where they go (pure).
 
 A *want* is a box of a tensor and a destination.  `resolve` intersects wants with the saved
-regions and yields *pieces*, one chunk's contribution to one want, and the blocks they need, which
-`plan.tasks` turns into reads.  Everything that may count many is a column.
+regions and yields *pieces*, stretches of chunks with wanted elements, and the blocks they need,
+which `plan.tasks` turns into reads.  Everything that may count many is a column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from bcpformat.model.checks import axis_rows, block_counts, chunk_geometry, tensor_dtypes
+from bcpformat.model.checks import block_counts, chunk_geometry, tensor_dtypes
 from bcpformat.model.manifest import Ints, Manifest, RunTable
-from bcpformat.model.region import Box, Region, flat_range_boxes
+from bcpformat.model.region import Box, Region
+from bcpformat.model.tiling import Rows
+from bcpformat.plan.intersect import byte_ranges, meeting, stretches
+from bcpformat.plan.ranges import expand, union
+
+_PAIRS_LOG2 = 16
+"""Base-2 logarithm of the pairs of a chunk and a want that are looked at together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Contributions of chunks to wants; arrays of shape `(pieces,)`.
+    """Stretches of chunks that wants need; arrays of shape `(pieces,)`.
+
+    Every block that a piece touches holds a byte of a wanted element, and no wanted element of a
+    chunk lies in two pieces of one want.
 
     Attributes:
         chunk: Row of the chunk.
         want: Position of the want.
         run: Row of the chunk's run.
-        offset: First byte of the chunk in the raw bytes of its run.
-        nbytes: Raw bytes of the chunk.
-        target: First byte in the want's destination if the whole chunk goes there as one
-            contiguous stretch of bytes, else -1: its elements are placed box by box.
-        regions: Piece to its chunk's region, for pieces with `target` -1.
+        offset: First byte in the raw bytes of the run.
+        nbytes: Raw bytes.
+        target: First byte in the want's destination if all of the piece goes there as one
+            stretch, else -1: those of its elements that are wanted are placed box by box.
     """
 
     chunk: Ints
@@ -39,7 +47,6 @@ class Pieces:
     offset: Ints
     nbytes: Ints
     target: Ints
-    regions: Mapping[int, Region]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +68,43 @@ class Blocks:
     number: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Pieces: chunk, want, first byte within the chunk, bytes, and place in the destination."""
+
+    chunk: Ints
+    want: Ints
+    low: Ints
+    nbytes: Ints
+    target: Ints
+
+
 class ChunkIndex:
     """A manifest's chunks, ready to be resolved against wants any number of times."""
 
-    __slots__ = ("axes", "bits", "first", "geometry", "manifest", "run_block0")
+    __slots__ = ("_axis0", "_ndim", "bits", "first", "geometry", "manifest", "run_block0")
 
     def __init__(self, manifest: Manifest) -> None:
+        tensors = manifest.tensors
         self.manifest = manifest
         self.geometry = chunk_geometry(manifest)
-        dtypes, kinds = tensor_dtypes(manifest.tensors)
+        dtypes, kinds = tensor_dtypes(tensors)
         self.bits = np.array([d.bits for d in dtypes], dtype=np.int64)[kinds] if dtypes else kinds
-        self.first = np.concatenate(([0], np.cumsum(manifest.tensors.chunks)))
-        chunks = manifest.chunks
-        regular = chunks.origin is None and chunks.extent is None
-        self.axes = None if regular else axis_rows(manifest.tensors)
-        counts = block_counts(manifest.runs)
-        self.run_block0 = np.concatenate(([0], np.cumsum(counts)))
+        self.first = np.concatenate(([0], np.cumsum(tensors.chunks)))
+        self._ndim = np.fromiter(map(len, tensors.shapes), dtype=np.int64, count=len(tensors))
+        values = self._ndim * tensors.chunks
+        self._axis0 = np.cumsum(values) - values  # of each tensor's first chunk
+        self.run_block0 = np.concatenate(([0], np.cumsum(block_counts(manifest.runs))))
 
     def region(self, chunk: int) -> Region:
         """Return the region of a chunk row, in tensor coordinates."""
         chunks = self.manifest.chunks
-        shape = self.manifest.tensors.shapes[int(self.geometry.tensor[chunk])]
-        origin: tuple[int, ...] = (0,) * len(shape)
-        extent = shape
-        if self.axes is not None:
-            axes = slice(int(self.axes[chunk]), int(self.axes[chunk + 1]))
-            if chunks.origin is not None:
-                origin = tuple(chunks.origin[axes].tolist())
-            if chunks.extent is not None:
-                extent = tuple(chunks.extent[axes].tolist())
+        tensor = int(self.geometry.tensor[chunk])
+        shape = self.manifest.tensors.shapes[tensor]
+        axis0 = int(self._axis0[tensor]) + (chunk - int(self.first[tensor])) * len(shape)
+        axes = slice(axis0, axis0 + len(shape))
+        origin = (0,) * len(shape) if chunks.origin is None else tuple(chunks.origin[axes].tolist())
+        extent = shape if chunks.extent is None else tuple(chunks.extent[axes].tolist())
         start = int(chunks.start[chunk]) if chunks.start is not None else 0
         count = int(self.geometry.count[chunk])
         return Region(box=Box(origin=origin, shape=extent), start=start, count=count)
@@ -100,111 +115,120 @@ class ChunkIndex:
         Args:
             tensors: Row of each want's tensor, shape `(wants,)`.
             boxes: Want to its box in tensor coordinates; wants without one take all elements.
+
+        Preconditions: boxes lie within their tensors; the caller checks it.
         """
         counts = self.manifest.tensors.chunks[tensors]
-        want = np.repeat(np.arange(len(tensors), dtype=np.int64), counts)
-        starts = np.cumsum(counts) - counts
-        chunk = np.arange(len(want), dtype=np.int64) - starts[want] + self.first[tensors][want]
-        target = np.zeros(len(want), dtype=np.int64)
-        regions: dict[int, Region] = {}
-        spans: list[tuple[int, int, int]] = []  # chunk, first and last byte of it
-        keep = np.ones(len(want), dtype=np.bool_)
-        plain = np.ones(len(want), dtype=np.bool_)
-        odd = counts[want] > 1
-        if boxes:
-            has_box = np.zeros(len(tensors), dtype=np.bool_)
-            has_box[list(boxes)] = True
-            odd |= has_box[want]
-        for piece in np.flatnonzero(odd).tolist():
-            self._place(piece, int(chunk[piece]), boxes.get(int(want[piece])), target, regions)
-            if target[piece] < 0:
-                plain[piece] = False
-                needed = self._segments(
-                    int(chunk[piece]), regions[piece], boxes.get(int(want[piece]))
-                )
-                keep[piece] = bool(needed)
-                spans += [(int(chunk[piece]), *segment) for segment in needed]
-        new = np.cumsum(keep) - 1
-        pieces = self._pieces(chunk[keep], want[keep], target[keep])
-        pieces = Pieces(
-            chunk=pieces.chunk,
-            want=pieces.want,
-            run=pieces.run,
-            offset=pieces.offset,
-            nbytes=pieces.nbytes,
-            target=pieces.target,
-            regions={int(new[p]): region for p, region in regions.items() if keep[p]},
-        )
-        return pieces, self._blocks(chunk[plain], spans)
+        is_part = np.zeros(len(tensors), dtype=np.bool_)
+        is_part[list(boxes)] = True
+        is_part &= self._ndim[tensors] > 0  # a tensor without axes has no part
+        whole = np.flatnonzero((counts == 1) & ~is_part)
+        zeros = np.zeros(len(whole), dtype=np.int64)
+        chunk = self.first[tensors[whole]]
+        found = [_Found(chunk, whole, zeros, self.geometry.nbytes[chunk], zeros)]
+        rest = np.flatnonzero((counts > 1) | (is_part & (counts == 1)))
+        if len(rest):
+            for wants in self._batches(rest, tensors, counts):
+                found += self._find(wants, tensors[wants], boxes)
+        return self._united(found)
 
-    def _pieces(self, chunk: Ints, want: Ints, target: Ints) -> Pieces:
+    def _batches(self, wants: Ints, tensors: Ints, counts: Ints) -> Sequence[Ints]:
+        """Return wants in groups of equal numbers of axes and not too many chunks, by tensor."""
+        ndim = self._ndim[tensors[wants]]
+        order = np.lexsort((tensors[wants], ndim))
+        wants, ndim = wants[order], ndim[order]
+        window = np.cumsum(counts[wants]) >> _PAIRS_LOG2
+        return np.split(wants, np.flatnonzero(np.diff(ndim) | np.diff(window)) + 1)
+
+    def _find(self, wants: Ints, tensors: Ints, boxes: Mapping[int, Box]) -> list[_Found]:
+        """Return what wants of tensors with equally many axes need; `tensors` ascends."""
+        own, local = np.unique(tensors, return_inverse=True)
+        shape = np.array([self.manifest.tensors.shapes[t] for t in own.tolist()], dtype=np.int64).T
+        chunk, regions = self._regions(own, shape)
+        wanted = _wanted(wants, local, shape, boxes)
+        region, want = meeting(shape, regions, wanted)
+        regions, wanted = regions.take(region), wanted.take(want)
+        chunk, want = chunk[region], wants[want]
+        bits = self.bits[own][regions.tensor]
+
+        found = stretches(regions, wanted)
+        low, target = found.first * bits, found.target * bits
+        size = found.count * bits
+        is_one = found.is_one
+        if bits.min(initial=8) < 8:
+            # a last byte that is not full holds the last elements of both, and nothing after them
+            last = (found.first + found.count == regions.count) & (
+                found.target + found.count == wanted.count
+            )
+            is_one = is_one & ((low | target) & 7 == 0) & ((size & 7 == 0) | last)
+        one = np.flatnonzero(is_one & (size > 0))
+        pieces = [
+            _Found(chunk[one], want[one], low[one] >> 3, (size[one] + 7) >> 3, target[one] >> 3)
+        ]
+        several = np.flatnonzero(~is_one & ((size > 0) | ~found.is_one))
+        if len(several):
+            chunk, want = chunk[several], want[several]
+            chunks, runs = self.manifest.chunks, self.manifest.runs
+            offset = chunks.offset[chunk]
+            pair, first, stop = byte_ranges(
+                regions.take(several),
+                wanted.take(several),
+                bits=bits[several],
+                offset=offset,
+                block_log2=runs.block_log2[chunks.run[chunk]],
+            )
+            none = np.full(len(pair), -1, dtype=np.int64)
+            pieces.append(_Found(chunk[pair], want[pair], first - offset[pair], stop - first, none))
+        return pieces
+
+    def _regions(self, tensors: Ints, shape: Ints) -> tuple[Ints, Rows]:
+        """Return the chunks of tensors with equally many axes, and their regions.
+
+        Args:
+            tensors: Rows of the tensors.
+            shape: Their shapes, shape `(axes, tensors)`; the regions have its columns as tensors.
+        """
+        chunks, counts = self.manifest.chunks, self.manifest.tensors.chunks[tensors]
+        tensor, chunk = expand(self.first[tensors], counts)
+        axes = len(shape)
+        values = expand(self._axis0[tensors], counts * axes)[1]
+
+        def column(found: Ints | None) -> Ints | None:
+            if found is None:
+                return None
+            return np.ascontiguousarray(found[values].reshape(-1, axes).T)
+
+        origin, extent = column(chunks.origin), column(chunks.extent)
+        return chunk, Rows(
+            tensor=tensor,
+            origin=np.zeros((axes, len(chunk)), dtype=np.int64) if origin is None else origin,
+            extent=shape.take(tensor, axis=1) if extent is None else extent,
+            start=np.zeros_like(chunk) if chunks.start is None else chunks.start[chunk],
+            count=self.geometry.count[chunk],
+        )
+
+    def _united(self, found: Sequence[_Found]) -> tuple[Pieces, Blocks]:
         chunks = self.manifest.chunks
-        return Pieces(
+        chunk = np.concatenate([f.chunk for f in found])
+        run = chunks.run[chunk]
+        offset = chunks.offset[chunk] + np.concatenate([f.low for f in found])
+        nbytes = np.concatenate([f.nbytes for f in found])
+        pieces = Pieces(
             chunk=chunk,
-            want=want,
-            run=chunks.run[chunk],
-            offset=chunks.offset[chunk],
-            nbytes=self.geometry.nbytes[chunk],
-            target=target,
-            regions={},
+            want=np.concatenate([f.want for f in found]),
+            run=run,
+            offset=offset,
+            nbytes=nbytes,
+            target=np.concatenate([f.target for f in found]),
         )
-
-    def _place(
-        self,
-        piece: int,
-        chunk: int,
-        box: Box | None,
-        target: Ints,
-        regions: dict[int, Region],
-    ) -> None:
-        """Decide whether a chunk's bytes go to the destination as one stretch."""
-        tensor = int(self.geometry.tensor[chunk])
-        region = self.region(chunk)
-        wanted = box if box is not None else Box.whole(self.manifest.tensors.shapes[tensor])
-        first = _contiguous_origin(region, wanted)
-        bits = int(self.bits[tensor])
-        if first is not None and first * bits % 8 == 0 and _ends_on_byte(region, bits, wanted):
-            target[piece] = first * bits // 8
-        else:
-            target[piece] = -1
-            regions[piece] = region
-
-    def _segments(self, chunk: int, region: Region, box: Box | None) -> list[tuple[int, int]]:
-        """Return the raw byte ranges of a chunk that a box needs, whole blocks apart merged."""
-        tensor = int(self.geometry.tensor[chunk])
-        bits = int(self.bits[tensor])
-        nbytes = int(self.geometry.nbytes[chunk])
-        wanted = box if box is not None else Box.whole(self.manifest.tensors.shapes[tensor])
-        if bits < 8:
-            inside = any(b.intersect(wanted) is not None for b, _ in region.boxes())
-            return [(0, nbytes)] if inside else []
-        run = int(self.manifest.chunks.run[chunk])
-        block_bytes = 1 << int(self.manifest.runs.block_log2[run])
-        size = bits // 8
-        found: list[tuple[int, int]] = []
-        for part, flat in region.boxes():
-            inner = part.intersect(wanted)
-            if inner is not None:
-                at = flat - region.start
-                found += _row_ranges(part, inner, at, size, block_bytes)
-        return found
-
-    def _blocks(self, plain: Ints, spans: list[tuple[int, int, int]]) -> Blocks:
-        """Return the blocks that hold the given chunks and byte ranges of chunks."""
-        chunks, runs = self.manifest.chunks, self.manifest.runs
-        extra = np.array(spans, dtype=np.int64).reshape(-1, 3)
-        chunk = np.concatenate((plain, extra[:, 0]))
-        low = np.concatenate((np.zeros(len(plain), dtype=np.int64), extra[:, 1]))
-        high = np.concatenate((self.geometry.nbytes[plain], extra[:, 2]))
-        offset = chunks.offset[chunk]
-        return self.blocks_of(chunks.run[chunk], offset + low, offset + high, runs)
+        return pieces, self.blocks_of(run, offset, offset + nbytes, self.manifest.runs)
 
     def blocks_of(self, run: Ints, low: Ints, high: Ints, runs: RunTable) -> Blocks:
         """Return the blocks that hold the raw bytes `low` to `high` of the given runs."""
         shift = runs.block_log2[run]
         first = self.run_block0[run] + (low >> shift)
         stop = self.run_block0[run] + ((high - 1) >> shift) + 1
-        number = _union(first, stop)
+        number = union(first, stop)
         block_run = np.searchsorted(self.run_block0, number, side="right") - 1
         index = number - self.run_block0[block_run]
         log2 = runs.block_log2[block_run]
@@ -218,75 +242,21 @@ class ChunkIndex:
         )
 
 
-def _union(first: Ints, stop: Ints) -> Ints:
-    """Return the integers in the union of ranges, ascending."""
-    if not len(first):
-        return first
-    order = np.argsort(first, kind="stable")
-    first, stop = first[order], stop[order]
-    reach = np.maximum.accumulate(stop)
-    new = np.append(True, first[1:] > reach[:-1])
-    begin = first[new]
-    end = reach[np.append(np.flatnonzero(new)[1:] - 1, len(first) - 1)]
-    sizes = end - begin
-    before = np.cumsum(sizes) - sizes
-    numbers: Ints = np.arange(int(sizes.sum()), dtype=np.int64)
-    numbers += np.repeat(begin - before, sizes)
-    return numbers
-
-
-def _contiguous_origin(region: Region, wanted: Box) -> int | None:
-    """Return where a region begins in a wanted box if it fills one flat range of it, else None."""
-    if not wanted.contains(region.box):
-        return None
-    box = region.box
-    spanning = True
-    for axis in range(len(box.shape) - 1, -1, -1):
-        if not spanning and box.shape[axis] != 1:
-            return None
-        if box.shape[axis] != wanted.shape[axis]:
-            spanning = False
-    flat = 0
-    for axis, extent in enumerate(wanted.shape):
-        flat = flat * extent + box.origin[axis] - wanted.origin[axis]
-    return flat + region.start
-
-
-def _ends_on_byte(region: Region, bits: int, wanted: Box) -> bool:
-    return bits >= 8 or region.count * bits % 8 == 0 or region.count == wanted.numel
-
-
-def _row_ranges(
-    part: Box, inner: Box, first: int, size: int, block_bytes: int
-) -> list[tuple[int, int]]:
-    """Return the byte ranges of `inner` within the row-major bytes of `part`.
-
-    Ranges with less than a block between them are merged: every block there is needed anyway.
-    The number of ranges is thereby bounded by the number of blocks.
-
-    Args:
-        part: A box whose elements lie one after the other, in tensor coordinates.
-        inner: The wanted box within it.
-        first: Position of the first element of `part`, in elements from the chunk's first.
-        size: Bytes of an element.
-        block_bytes: Block size of the run.
-    """
-    strides = [size] * len(part.shape)
-    for axis in range(len(part.shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * part.shape[axis + 1]
-    length = size
-    starts: npt.NDArray[np.int64] = np.array([first * size], dtype=np.int64)
-    for axis in range(len(part.shape) - 1, -1, -1):
-        begin = (inner.origin[axis] - part.origin[axis]) * strides[axis]
-        extent = inner.shape[axis]
-        starts = starts + begin
-        if extent > 1:
-            if len(starts) == 1 and strides[axis] - length < block_bytes:
-                length += (extent - 1) * strides[axis]
-            else:
-                steps = np.arange(extent, dtype=np.int64) * strides[axis]
-                starts = (steps[:, None] + starts[None, :]).reshape(-1)
-    return [(start, start + length) for start in starts.tolist()]
+def _wanted(wants: Ints, tensor: Ints, shape: Ints, boxes: Mapping[int, Box]) -> Rows:
+    """Return wants as regions of tensors with the given shapes."""
+    origin, extent = np.zeros((len(shape), len(wants)), dtype=np.int64), shape.take(tensor, axis=1)
+    given = [(at, boxes[want]) for at, want in enumerate(wants.tolist()) if want in boxes]
+    if given:
+        rows = [at for at, _ in given]
+        origin[:, rows] = np.array([box.origin for _, box in given], dtype=np.int64).T
+        extent[:, rows] = np.array([box.shape for _, box in given], dtype=np.int64).T
+    return Rows(
+        tensor=tensor,
+        origin=origin,
+        extent=extent,
+        start=np.zeros_like(tensor),
+        count=np.prod(extent, axis=0, dtype=np.int64),
+    )
 
 
 def place_elements(
@@ -305,24 +275,20 @@ def place_elements(
         wanted: The box that `out` stands for, in tensor coordinates.
         out: The destination, of the shape of `wanted`, any strides.
     """
-    start = region.start + first
+    covered = Region(box=region.box, start=region.start + first, count=len(elements))
     copied = 0
-    for part, flat in flat_range_boxes(region.box.shape, start, start + len(elements)):
-        box = Box(
-            origin=tuple(a + b for a, b in zip(part.origin, region.box.origin, strict=True)),
-            shape=part.shape,
-        )
-        inner = box.intersect(wanted)
-        if inner is None:
-            continue
-        source = elements[flat - start : flat - start + part.numel].reshape(part.shape)
-        out[_slices(inner, wanted)] = source[_slices(inner, box)]
-        copied += inner.numel
+    for part, flat in covered.boxes():
+        numel = 1
+        taken: list[slice] = []
+        given: list[slice] = []
+        for a, n, b, m in zip(part.origin, part.shape, wanted.origin, wanted.shape, strict=True):
+            low, stop = max(a, b), min(a + n, b + m)
+            taken.append(slice(low - a, stop - a))
+            given.append(slice(low - b, stop - b))
+            numel *= max(stop - low, 0)
+        if numel:
+            at = flat - covered.start
+            source = elements[at : at + part.numel].reshape(part.shape)
+            out[tuple(given)] = source[tuple(taken)]
+            copied += numel
     return copied
-
-
-def _slices(inner: Box, frame: Box) -> tuple[slice, ...]:
-    return tuple(
-        slice(a - b, a - b + n)
-        for a, b, n in zip(inner.origin, frame.origin, inner.shape, strict=True)
-    )

@@ -9,6 +9,7 @@ import numpy as np
 
 from bcpformat.model.limits import ALIGNMENT_BYTES
 from bcpformat.model.manifest import Ints, RunTable
+from bcpformat.plan.ranges import expand
 from bcpformat.plan.resolve import Blocks, Pieces
 
 
@@ -46,7 +47,7 @@ class TaskPlan:
         raw_at: First byte of each block's raw bytes in the buffer of its task, `(blocks,)`.
         piece: Piece of each pair, shape `(pairs,)`.
         source: First byte in the task's raw buffer, shape `(pairs,)`.
-        skip: Bytes of the chunk that come before it, shape `(pairs,)`.
+        skip: Bytes of the piece that come before it, shape `(pairs,)`.
         nbytes: Bytes, shape `(pairs,)`.
     """
 
@@ -72,7 +73,7 @@ def cut_tasks(
     """Return contiguous reads of about `task_bytes`, each paired with the pieces it serves.
 
     Args:
-        pieces: Pieces whose bytes lie in `blocks`.
+        pieces: Pieces whose bytes lie in `blocks`, or none.
         blocks: Needed blocks, ascending.
         runs: The runs.
         position: First stored byte of each block in its file, shape `(blocks,)`.
@@ -150,40 +151,32 @@ def _pair(
     stop: Ints,
     raw_at: Ints,
 ) -> _Pairs:
-    """Return for every task the pieces that have bytes in it, by ascending task."""
-    if not len(pieces.run):
-        none = np.zeros(0, dtype=np.int64)
-        return _Pairs(task=none, piece=none, source=none, skip=none, nbytes=none)
-    shift = runs.block_log2[pieces.run]
-    head = blocks.number - blocks.index  # number of the first block of each block's run
-    run_head = np.zeros(len(runs), dtype=np.int64)
-    run_head[blocks.run] = head
-    low = run_head[pieces.run] + (pieces.offset >> shift)
-    high = run_head[pieces.run] + ((pieces.offset + pieces.nbytes - 1) >> shift)
+    """Return for every task the pieces that have bytes in it, by ascending task.
+
+    All blocks of a piece are needed and follow one another, so that it has bytes in every task
+    from that of its first block to that of its last.
+    """
+    head = np.zeros(len(runs), dtype=np.int64)  # number of the first block of each run
+    head[blocks.run] = blocks.number - blocks.index
+    low = head[pieces.run] + (pieces.offset >> runs.block_log2[pieces.run])
+    last = pieces.offset + pieces.nbytes - 1
+    high = head[pieces.run] + (last >> runs.block_log2[pieces.run])
     row_low = np.searchsorted(blocks.number, low)
-    row_high = np.searchsorted(blocks.number, high, side="right") - 1
+    row_high = np.searchsorted(blocks.number, high)
     task_low, task_high = task_of_block[row_low], task_of_block[row_high]
-    sizes = task_high - task_low + 1
-    piece = np.repeat(np.arange(len(pieces.run), dtype=np.int64), sizes)
-    before = np.cumsum(sizes) - sizes
-    task = np.arange(len(piece), dtype=np.int64) - before[piece] + task_low[piece]
-    # rows of this run's blocks in the task
-    run_first = run_head[pieces.run][piece]
-    row = np.maximum(first[task], np.searchsorted(blocks.number, run_first))
-    row_stop = np.minimum(stop[task], row_high[piece] + 1)
-    block0 = blocks.index[row]
-    last = blocks.index[row_stop - 1]
-    log2 = shift[piece]
-    byte_low = block0 << log2
-    byte_high = np.minimum((last + 1) << log2, runs.raw[pieces.run][piece])
+    piece, task = expand(task_low, task_high - task_low + 1)
+    order = np.argsort(task, kind="stable")
+    piece, task = piece[order], task[order]
+    row = np.maximum(first[task], row_low[piece])
+    row_last = np.minimum(stop[task] - 1, row_high[piece])
+    log2 = runs.block_log2[blocks.run[row]]
+    byte_low = blocks.index[row] << log2
     begin = np.maximum(pieces.offset[piece], byte_low)
-    end = np.minimum(pieces.offset[piece] + pieces.nbytes[piece], byte_high)
-    kept = np.flatnonzero(end > begin)
-    order = kept[np.argsort(task[kept], kind="stable")]
+    end = np.minimum(last[piece] + 1, (blocks.index[row_last] + 1) << log2)
     return _Pairs(
-        task=task[order],
-        piece=piece[order],
-        source=(raw_at[row] + begin - byte_low)[order],
-        skip=(begin - pieces.offset[piece])[order],
-        nbytes=(end - begin)[order],
+        task=task,
+        piece=piece,
+        source=raw_at[row] + begin - byte_low,
+        skip=begin - pieces.offset[piece],
+        nbytes=end - begin,
     )

@@ -42,7 +42,7 @@ class LocalStore:
         ...         writer.finish(3)
         ...     store.sync()
         ...     store.list()
-        [ObjectInfo(key='data/x', nbytes=3, is_regular=True)]
+        [ObjectInfo(key='data/x', nbytes=3)]
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -146,8 +146,7 @@ class LocalStore:
                     if (key + "/").startswith(prefix) or prefix.startswith(key + "/"):
                         pending.append((*parts, name))
                 elif key.startswith(prefix):
-                    regular = stat.S_ISREG(mode)
-                    found.append(ObjectInfo(key, nbytes if regular else 0, regular))
+                    found.append(ObjectInfo(key, nbytes if stat.S_ISREG(mode) else 0))
         return sorted(found, key=lambda info: info.key)
 
     def delete(self, key: str) -> None:

@@ -220,8 +220,9 @@ class LocalWriter:
         if self._over:
             raise StateError(f"the writer of object {self.key!r} is finished or aborted")
         if self._failure is not None:
+            why = self._failure.message
             raise StorageError(
-                f"object {self.key!r} is lost since an earlier call failed: {self._failure}",
+                f"object {self.key!r} is lost since an earlier call failed: {why}",
                 key=self.key,
                 code=self._failure.code,
             )
@@ -250,7 +251,7 @@ class LocalWriter:
         except StorageError as left_behind:
             if error is None:
                 raise
-            error.add_note(f"the unfinished object was not removed: {left_behind}")
+            error.add_note(f"the unfinished object was not removed: {left_behind.message}")
 
 
 def _start_write_back(descriptor: int, offset_bytes: int, nbytes: int) -> None:

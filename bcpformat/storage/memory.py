@@ -81,7 +81,7 @@ class MemoryStore:
             found = [
                 (k, len(o.data)) for k, o in self._objects.by_key.items() if k.startswith(full)
             ]
-        return [ObjectInfo(key[skip:], nbytes, True) for key, nbytes in sorted(found)]
+        return [ObjectInfo(key[skip:], nbytes) for key, nbytes in sorted(found)]
 
     def delete(self, key: str) -> None:
         """Remove an object."""

@@ -93,7 +93,7 @@ class Names:
             if self._failure is not None:
                 raise StorageError(
                     f"names in {self._root!r} may be lost since an earlier sync failed: "
-                    f"{self._failure}",
+                    f"{self._failure.message}",
                     key="",
                 )
             with self._lock:

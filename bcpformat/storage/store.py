@@ -31,17 +31,15 @@ class ObjectInfo:
 
     Attributes:
         key: The key, relative to the store that listed it.
-        nbytes: Size in bytes; 0 where it is not a regular object.
-        is_regular: False for a symbolic link, FIFO, socket or device.
+        nbytes: Size in bytes; 0 for what is no regular object, such as a symbolic link or a FIFO.
 
     Example:
-        >>> ObjectInfo("manifest.bcp", 64, True).nbytes
+        >>> ObjectInfo("manifest.bcp", 64).nbytes
         64
     """
 
     key: str
     nbytes: int
-    is_regular: bool
 
 
 class ObjectReader(Protocol):

@@ -66,7 +66,7 @@ class FaultyStore:
         >>> store.put_if_absent("a", b"xyz")
         >>> store.put_if_absent("b", b"xyz")
         Traceback (most recent call last):
-        bcpformat.errors.StorageError: injected fault at operation 1: put_if_absent 'b'
+        bcpformat.errors.StorageError: injected fault at operation 1: put_if_absent 'b' [E_IO]
         >>> [info.key for info in store.list()]
         ['a']
         >>> store.operations[0] == ("put_if_absent", "a", 0, 3)

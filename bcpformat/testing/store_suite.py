@@ -82,7 +82,7 @@ def check_written_object_reads_back(make_store: MakeStore) -> None:
         writer.finish(len(_DATA))
     store.sync()
     assert store.read("data/x") == _DATA
-    assert store.list() == [ObjectInfo("data/x", len(_DATA), True)]
+    assert store.list() == [ObjectInfo("data/x", len(_DATA))]
 
 
 def check_object_with_a_large_hint_reads_back(make_store: MakeStore) -> None:
@@ -114,7 +114,7 @@ def check_empty_object_exists(make_store: MakeStore) -> None:
     with store.create("x", nbytes_hint=0) as writer:
         writer.write_at(0, b"")
         writer.finish(0)
-    assert store.list() == [ObjectInfo("x", 0, True)]
+    assert store.list() == [ObjectInfo("x", 0)]
     assert store.read("x") == b""
     with store.open_reader("x", direct=False) as reader:
         assert reader.read_into(0, bytearray()) == 0
@@ -298,7 +298,7 @@ def check_put_if_absent_never_replaces(make_store: MakeStore) -> None:
     error = _expect(ObjectExistsError, lambda: store.put_if_absent("data/x", b"second"))
     assert error.key == "data/x"
     assert store.read("data/x") == b"first"
-    assert store.list() == [ObjectInfo("data/x", 5, True)]
+    assert store.list() == [ObjectInfo("data/x", 5)]
 
 
 def check_one_of_many_publishers_wins(make_store: MakeStore) -> None:
@@ -353,7 +353,7 @@ def check_child_is_the_part_below_a_prefix(make_store: MakeStore) -> None:
     store.put_if_absent("run/step-2/m", b"m")
     store.put_if_absent("top", b"")
     assert store.read("run/step-1/data/x") == b"x"
-    assert child.list() == [ObjectInfo("data/x", 1, True)]
+    assert child.list() == [ObjectInfo("data/x", 1)]
     assert store.child("run").child("step-2").read("m") == b"m"
     assert store.children() == ["run"]
     assert store.child("run").children() == ["step-1", "step-2"]

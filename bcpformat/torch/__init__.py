@@ -3,6 +3,6 @@
 The core never imports this; `api` loads it by name when a state may hold something of torch.
 """
 
-from bcpformat.torch.framework import FRAMEWORK
+from bcpformat.torch.framework import FRAMEWORK, loaded_framework
 
-__all__ = ["FRAMEWORK"]
+__all__ = ["FRAMEWORK", "loaded_framework"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import torch
 
 from bcpformat.api.framework import Allocated, Cast, Framework, Target, may_cast, unfit
 from bcpformat.api.overlap import is_folded, memory_at
+from bcpformat.engine.coordinator import Coordinator
 from bcpformat.errors import ErrorCode, InvalidArgumentError
 from bcpformat.model.dtypes import DType
 from bcpformat.model.leaves import FLAG_PARAMETER, FLAG_REQUIRES_GRAD, TensorLeaf
@@ -25,7 +29,7 @@ from bcpformat.torch.dtypes import (
 )
 
 _STRIDED = torch.strided
-_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
+COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
 
 def _refuse(path: str, what: str) -> InvalidArgumentError:
@@ -61,7 +65,7 @@ class TorchAdapter:
             raise _refuse(path(), f"a tensor without memory of its own ({error})") from error
         if not pointer and not value.is_meta and value.numel():
             raise _refuse(path(), "a tensor whose storage was freed, or is out of reach,")
-        plain = not value.is_neg() and not (dtype in _COMPLEX and value.is_conj())
+        plain = not value.is_neg() and not (dtype in COMPLEX and value.is_conj())
         address: int | None = None
         alias: object = None
         if value.is_contiguous() and plain:
@@ -87,10 +91,14 @@ class TorchAdapter:
         """
         tensor = leaf.value
         assert isinstance(tensor, torch.Tensor)
-        return opaque_view(_materialized(tensor.detach()).cpu(), DType.named(leaf.dtype))
+        return opaque_view(materialized(tensor.detach()).cpu(), DType.named(leaf.dtype))
+
+    def pieces(self, leaf: TensorLeaf) -> Sequence[npt.NDArray[np.generic]]:
+        """Return the elements of a tensor, which is one piece (see `LeafAdapter.pieces`)."""
+        return [self.array(leaf)]
 
 
-def _materialized(tensor: torch.Tensor) -> torch.Tensor:
+def materialized(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without pending negation or conjugation, made by flipping sign bits.
 
     torch does it by arithmetic, which may change the bits of a NaN of a narrow type.
@@ -120,7 +128,7 @@ def opaque_view(tensor: torch.Tensor, dtype: DType) -> npt.NDArray[np.generic]:
     return tensor.view(OPAQUE[dtype.bits // 8]).numpy().view(dtype.opaque)
 
 
-def _empty(kind: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def empty_on_host(kind: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """Return a new tensor in host memory, whatever the default device is."""
     if kind is torch.complex32:
         # made as bits: torch warns of every new tensor of this type
@@ -144,7 +152,7 @@ def _allocate(dtype: DType, shape: tuple[int, ...]) -> Allocated:
             )
         shape = (*shape[:-1], shape[-1] // 2)
     try:
-        tensor = _empty(kind, shape)
+        tensor = empty_on_host(kind, shape)
     except RuntimeError as error:
         raise InvalidArgumentError(
             f"torch cannot make a tensor of shape {shape}: {error}", code=ErrorCode.BUDGET
@@ -171,7 +179,7 @@ def _direct(value: object, dtype: str, shape: tuple[int, ...]) -> int:
         and value.layout is _STRIDED
         and value.is_contiguous()
         and not value.is_neg()
-        and not (value.dtype in _COMPLEX and value.is_conj())
+        and not (value.dtype in COMPLEX and value.is_conj())
     ):
         return value.data_ptr()
     return 0
@@ -182,9 +190,13 @@ def _target(value: object, cast: Cast, saved: DType) -> Target:
     assert isinstance(value, torch.Tensor)
     name = DTYPE_NAMES.get(value.dtype, str(value.dtype))
     shape = logical_shape(tuple(value.shape), value.dtype)
-    refusal = _refusal(value, name, cast, saved)
+    refusal = destination_refusal(value, name, cast, saved)
     if refusal is not None or not may_cast(saved.name, name, cast=cast):
         return unfit(name, shape, refusal)
+    if value.is_meta:
+        made = empty_on_host(value.dtype, tuple(value.shape))
+        target = _target(made, cast, saved)
+        return replace(target, value=like_template(made, value), tie=meta_tie(value))
     if name == saved.name and value.is_cpu and not value.is_neg() and not value.is_conj():
         if value.is_contiguous():
             pointer = value.data_ptr()
@@ -192,7 +204,7 @@ def _target(value: object, cast: Cast, saved: DType) -> Target:
         if saved.bits >= 8:
             view = opaque_view(value.detach(), saved)
             return Target(dtype=name, shape=shape, address=0, strided=view, after=None, memory=view)
-    host = _empty(TORCH_DTYPES[saved.name], tuple(value.shape))
+    host = empty_on_host(TORCH_DTYPES[saved.name], tuple(value.shape))
 
     def after() -> None:
         with torch.no_grad():
@@ -211,15 +223,13 @@ def _target(value: object, cast: Cast, saved: DType) -> Target:
     )
 
 
-def _refusal(value: torch.Tensor, name: str, cast: Cast, saved: DType) -> str | None:
+def destination_refusal(value: torch.Tensor, name: str, cast: Cast, saved: DType) -> str | None:
     """Return why a template tensor cannot be a destination, None if nothing speaks against it."""
     if value.layout is not _STRIDED:
         return f"its layout is {value.layout}"
-    if value.is_meta:
-        return "it is on the meta device and holds no memory"
-    if value.numel() and not value.data_ptr():
+    if value.numel() and not value.is_meta and not value.data_ptr():
         return "its storage was freed, or is out of reach"
-    if is_folded(value.shape, value.stride(), size=1):
+    if not value.is_contiguous() and is_folded(value.shape, value.stride(), size=1):
         return "its elements share memory with one another"
     if cast and name != saved.name:
         if saved.name not in TORCH_DTYPES:
@@ -227,6 +237,19 @@ def _refusal(value: torch.Tensor, name: str, cast: Cast, saved: DType) -> str | 
         if PAIR_DTYPE in (value.dtype, TORCH_DTYPES[saved.name]):
             return "torch converts nothing from or to float4_e2m1fn"
     return None
+
+
+def like_template(made: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
+    """Return a new tensor as a parameter, or asking for a gradient, if the template is."""
+    if isinstance(template, torch.nn.Parameter):
+        return torch.nn.Parameter(made, requires_grad=template.requires_grad)
+    return made.requires_grad_() if template.requires_grad else made
+
+
+def meta_tie(value: torch.Tensor) -> Hashable:
+    """Return what two tensors on the meta device have in common if they are tied."""
+    storage = value.untyped_storage()._cdata  # such storages have no address
+    return storage, value.storage_offset(), value.dtype, tuple(value.shape), value.stride()
 
 
 def _dtype_named(name: str) -> torch.dtype:
@@ -243,11 +266,25 @@ def _checked_extents(size: torch.Size) -> torch.Size:
     return size
 
 
-def _world_size() -> int:
+def _coordinator(group: object) -> Coordinator | None:
+    """Return this process's end of a process group, ``"auto"`` for the default one."""
     distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
-    return 1
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    if group == "auto":
+        if distributed.get_world_size() == 1:
+            return None
+        default: Coordinator = _coordinators().coordinator_for(None)
+        return default
+    none = distributed.GroupMember.NON_GROUP_MEMBER  # an int: what a rank outside the group has
+    if isinstance(group, distributed.ProcessGroup) or (type(group) is int and group == none):
+        found: Coordinator = _coordinators().coordinator_for(group)
+        return found
+    return None
+
+
+def _coordinators() -> Any:  # Any: a module, imported only where there is a process group
+    return importlib.import_module("bcpformat.torch.coordinator")
 
 
 _ADAPTER = TorchAdapter()
@@ -272,5 +309,18 @@ FRAMEWORK = Framework(
     finish=_finish,
     direct=_direct,
     target=_target,
-    world_size=_world_size,
+    coordinator=_coordinator,
 )
+
+
+def loaded_framework() -> Framework:
+    """Return what torch contributes to this process: with DTensor once its module is loaded.
+
+    DTensor takes long to import, and who has not imported it has none.
+    """
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if getattr(distributed, "DTensor", None) is None:  # not there, or still being imported
+        return FRAMEWORK
+    from bcpformat.torch.dtensor import WITH_DTENSOR
+
+    return WITH_DTENSOR

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from threading import Lock
 
 import numpy as np
@@ -13,27 +12,26 @@ from bcpformat.errors import ErrorCode, FormatError, Problem
 from bcpformat.model.dtypes import DType
 from bcpformat.model.limits import ALIGNMENT_BYTES
 from bcpformat.model.manifest import Ints, Manifest, ints
+from bcpformat.model.progress import Progress
 from bcpformat.plan.resolve import Blocks, Pieces
 from bcpformat.plan.tasks import Task, TaskPlan
 
 
 def check_blocks(
-    reader: TensorReader, number: int, progress: Callable[[int], None]
-) -> tuple[list[Problem], list[str], int]:
-    """Return the problems of a file's content, the names they damage, and the bytes checked."""
+    reader: TensorReader, number: int, progress: Progress
+) -> tuple[list[Problem], int]:
+    """Return the problems of a file's content, and the bytes checked."""
     rows = reader.files.runs(number)
     manifest = reader.manifest
     run = np.arange(rows.start, rows.stop, dtype=np.int64)
     low = np.zeros(len(run), dtype=np.int64)
     blocks = reader.index.blocks_of(run, low, manifest.runs.raw[rows], manifest.runs)
     none = ints([])
-    pieces = Pieces(
-        chunk=none, want=none, run=none, offset=none, nbytes=none, target=none, regions={}
-    )
+    pieces = Pieces(chunk=none, want=none, run=none, offset=none, nbytes=none, target=none)
     plan = reader.plan(pieces, blocks)
     holes = _Holes(manifest, reader)
     lock = Lock()
-    found: list[tuple[int, Problem, list[str]]] = []
+    found: list[tuple[int, Problem]] = []
 
     def work(task: Task, stored: Bytes, raw: Bytes) -> None:
         results = _check_task(reader, task, plan, blocks, stored, raw, holes)
@@ -43,10 +41,8 @@ def check_blocks(
 
     reader.for_each_task(plan, work)
     found.sort(key=lambda entry: entry[0])
-    problems = [problem for _, problem, _ in found]
-    problems += _check_padding(reader, number)
-    names = list(dict.fromkeys(name for _, _, names in found for name in names))
-    return problems, names, int(plan.stored.sum())
+    problems = [problem for _, problem in found]
+    return problems + _check_padding(reader, number), int(plan.stored.sum())
 
 
 def _check_task(
@@ -57,15 +53,17 @@ def _check_task(
     stored: Bytes,
     raw: Bytes,
     holes: _Holes,
-) -> list[tuple[int, Problem, list[str]]]:
+) -> list[tuple[int, Problem]]:
     """Check all blocks of a task, whatever happens to the others."""
     results = []
 
     def note(row: int, code: ErrorCode, message: str) -> None:
         run, index = int(blocks.run[row]), int(blocks.index[row])
         key = reader.files.key(task.file)
-        problem = Problem(code=code, where=key, message=message.removeprefix(f"{key}: "))
-        results.append((int(blocks.number[row]), problem, reader.tenants(run, index)))
+        text = message.removeprefix(f"{key}: ")
+        names = tuple(reader.tenants(run, index))
+        problem = Problem(code=code, where=key, message=text, damages=names)
+        results.append((int(blocks.number[row]), problem))
 
     reader.read_stored(task, stored)
     judged: set[int] = set()  # rows already judged
@@ -75,12 +73,12 @@ def _check_task(
                 reader.decode(row, task, plan, blocks, stored, raw)
             except FormatError as error:
                 judged.add(row)
-                note(row, error.code, str(error))
+                note(row, error.code, error.message)
     filled = raw if task.encoded else stored
     for bad in reader.bad_blocks(task, plan, blocks, filled):
         if bad.row not in judged:
             judged.add(bad.row)
-            note(bad.row, bad.error.code, str(bad.error))
+            note(bad.row, bad.error.code, bad.error.message)
     for row in range(*task.blocks):
         if row in judged:
             continue

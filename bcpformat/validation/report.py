@@ -7,7 +7,6 @@ padding and gaps, and the values that lie in data files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +26,7 @@ from bcpformat.errors import (
 from bcpformat.model.checks import check_manifest
 from bcpformat.model.limits import ALIGNMENT_BYTES
 from bcpformat.model.manifest import DATA_PREFIX, MANIFEST_KEY, Manifest
+from bcpformat.model.progress import Progress
 from bcpformat.storage.store import Store
 from bcpformat.validation.blocks import check_blocks
 from bcpformat.validation.values import check_values
@@ -68,7 +68,7 @@ class Report:
 
 
 def validate_store(
-    store: Store, *, level: Level, options: ReadOptions, progress: Callable[[int], None]
+    store: Store, *, level: Level, options: ReadOptions, progress: Progress
 ) -> Report:
     """Check a checkpoint by every rule of the level.
 
@@ -111,7 +111,7 @@ def validate_store(
 
 def _unreadable(level: Level, error: BcpError, keys: list[str]) -> Report:
     where = "" if isinstance(error, ObjectNotFoundError) else MANIFEST_KEY
-    problem = Problem(code=error.code, where=where, message=str(error))
+    problem = Problem(code=error.code, where=where, message=error.message)
     return Report(
         level=level,
         problems=(problem,),
@@ -126,10 +126,9 @@ def _check_files(
     reader: TensorReader,
     level: Level,
     unreferenced: tuple[str, ...],
-    progress: Callable[[int], None],
+    progress: Progress,
 ) -> Report:
     problems: list[Problem] = []
-    damaged: dict[str, None] = {}
     checked = 0
     for number, row in enumerate(manifest.files):
         if row.kind != "data":
@@ -137,15 +136,14 @@ def _check_files(
         key = DATA_PREFIX + row.name
         found = _check_head(manifest, reader, number, key)
         if not found and level == "full":
-            bad, names, nbytes = check_blocks(reader, number, progress)
-            found += bad
-            damaged |= dict.fromkeys(names)
+            found, nbytes = check_blocks(reader, number, progress)
             checked += nbytes
-        elif found:
-            damaged |= dict.fromkeys(_names_in(reader, number))
         problems += found
+    damaged = dict.fromkeys(name for problem in problems for name in problem.damages)
     if level == "full":
-        problems += check_values(reader, damaged)
+        # What lies beside bytes that should be zero can be read all the same (BCP-ERR-004).
+        bad = (problem for problem in problems if problem.code is not ErrorCode.PADDING)
+        problems += check_values(reader, {name for problem in bad for name in problem.damages})
     return Report(
         level=level,
         problems=tuple(problems),
@@ -157,23 +155,29 @@ def _check_files(
 
 def _check_head(manifest: Manifest, reader: TensorReader, number: int, key: str) -> list[Problem]:
     """Check a data file's presence, length, header, the zeros after it, and its table."""
+
+    def problem(code: ErrorCode, message: str) -> list[Problem]:
+        names = tuple(_names_in(reader, number))
+        text = message.removeprefix(f"{key}: ")
+        return [Problem(code=code, where=key, message=text, damages=names)]
+
     try:
         head = reader.files.read(number, 0, ALIGNMENT_BYTES).tobytes()
         header = decode_header(head, key=key, expect=Kind.DATA)
         if header.attempt_id != manifest.files[number].attempt_id:
             text = f"attempt id {header.attempt_id.hex()} in the header, "
             text += f"{manifest.files[number].attempt_id.hex()} in the manifest"
-            return [Problem(code=ErrorCode.ID, where=key, message=text)]
+            return problem(ErrorCode.ID, text)
         if any(head[64:]):
             text = "bytes 64 to 4095 are not all zero"
-            return [Problem(code=ErrorCode.PADDING, where=key, message=text)]
+            return problem(ErrorCode.PADDING, text)
         reader.files.table(number)
     except StorageError as error:
         if error.code not in CHECKED_CODES:
             raise
-        return [Problem(code=error.code, where=key, message=str(error).removeprefix(f"{key}: "))]
+        return problem(error.code, error.message)
     except FormatError as error:
-        return [Problem(code=error.code, where=key, message=str(error).removeprefix(f"{key}: "))]
+        return problem(error.code, error.message)
     return []
 
 

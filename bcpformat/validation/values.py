@@ -40,7 +40,7 @@ def _per_rank_problems(reader: TensorReader, damaged: Container[str]) -> Iterato
             columns = table.run[part], table.offset[part], table.nbytes[part]
             found = reader.read_ranges(*columns)
         except FormatError as error:
-            yield Problem(code=error.code, where=names[int(part[0])], message=str(error))
+            yield Problem(code=error.code, where=names[int(part[0])], message=error.message)
             continue
         for row, data in zip(part.tolist(), found, strict=True):
             for problem in _document_problems(data.tobytes(), names[row]):
@@ -52,7 +52,7 @@ def _document_problems(data: bytes, name: str) -> list[Problem]:
     try:
         root = decode_document(data, where=name)
     except FormatError as error:
-        return [Problem(code=error.code, where="", message=str(error))]
+        return [Problem(code=error.code, where="", message=error.message)]
     return check_per_rank_value(root)
 
 
@@ -70,7 +70,7 @@ def _object_problems(reader: TensorReader, damaged: Container[str]) -> Iterator[
             (data,) = reader.read_ranges(*columns)
             checks[kind](data.tobytes())
         except FormatError as error:
-            yield Problem(code=error.code, where=f"object {found.name!r}", message=str(error))
+            yield Problem(code=error.code, where=f"object {found.name!r}", message=error.message)
 
 
 def _read_text(data: bytes) -> None:

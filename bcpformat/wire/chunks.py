@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from bcpformat.errors import ErrorCode, InvalidArgumentError
 from bcpformat.model.limits import Limits
 from bcpformat.model.manifest import ChunkTable, Ints, TensorTable
 from bcpformat.wire.columns import (
     Column,
+    ColumnTable,
     ReadSection,
     default_fault,
     groups_of,
-    read_columns,
     write_columns,
 )
 from bcpformat.wire.layout import ChunkRows, Layout
@@ -114,7 +112,7 @@ def decode_chunks(
     if totals["origin"] * 8 > limits.section_bytes:
         text = f"origins of {totals['origin']} axes, the limit is {limits.section_bytes} bytes"
         raise fault(ErrorCode.LIMIT, "chunks", text)
-    table = {name: np.zeros(totals[name], np.int64) for name in ("run", "offset")}
+    table = ColumnTable(COLUMNS, totals)
     silent: dict[str, list[tuple[SectionRow, slice, slice]]] = {"extent": [], "count": []}
     last: tuple[int, ...] = ()
     row = value = 0
@@ -122,31 +120,30 @@ def decode_chunks(
         rows = layout.rows(group.first, group.rows)
         at, axes = slice(row, row + group.rows), slice(value, value + end - begin)
         row, value = at.stop, axes.stop
-        counts = {name: end - begin if name in _PER_AXIS else group.rows for name in COLUMNS}
-        found = read_columns(read(group), COLUMNS, counts, where=str(group), minor=minor)
+        places = {name: axes if name in _PER_AXIS else at for name in COLUMNS}
+        found = table.read(read(group), places, where=str(group), minor=minor)
         for name in silent.keys() & found.keys():
             if _is_default(name, rows, found):
                 raise default_fault(f"{group} column {name!r}")
         last = _require_order(rows, found, last)
-        for name, values in found.items():
-            if name not in table:
-                table[name] = np.zeros(totals[name], np.int64)
-            table[name][axes if name in _PER_AXIS else at] = values
         for name in silent.keys() - found.keys():
             silent[name].append((group, at, axes))
     # Groups without these columns say something of their own where another group has them.
-    for group, _, axes in silent["extent"] if "extent" in table else ():
-        table["extent"][axes] = layout.rows(group.first, group.rows).shapes()
-    for group, at, axes in silent["count"] if "count" in table else ():
-        extent = table["extent"][axes] if "extent" in table else None
-        table["count"][at] = layout.rows(group.first, group.rows).elements(extent)
+    extent, count = table.get("extent"), table.get("count")
+    if extent is not None:
+        for group, _, axes in silent["extent"]:
+            extent[axes] = layout.rows(group.first, group.rows).shapes()
+    if count is not None:
+        for group, at, axes in silent["count"]:
+            boxes = None if extent is None else extent[axes]
+            count[at] = layout.rows(group.first, group.rows).elements(boxes)
     return ChunkTable(
-        run=table["run"],
-        offset=table["offset"],
+        run=table.column("run"),
+        offset=table.column("offset"),
         origin=table.get("origin"),
-        extent=table.get("extent"),
+        extent=extent,
         start=table.get("start"),
-        count=table.get("count"),
+        count=count,
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from bcpformat.errors import ErrorCode, UnsupportedError
 from bcpformat.model.dtypes import DType, dtype_from_name
 from bcpformat.model.limits import DOCUMENT_DEPTH, MAX_INTEGER, MAX_NAME_BYTES, MAX_NDIM
-from bcpformat.model.manifest import FileRow, ObjectRow, TensorTable, Value, ints
+from bcpformat.model.manifest import DEFAULT_MEDIA, FileRow, ObjectRow, TensorTable, Value, ints
 from bcpformat.wire.container import ID_BYTES
 from bcpformat.wire.mp import decode, encode
 from bcpformat.wire.schema import Field, Rows, fault, read_rows, require_ascending, require_type
@@ -52,7 +52,7 @@ _TENSOR_FIELDS = {
 }
 _TENSOR_EXTRA = ("ext", "segments", "user")
 _OBJECT_FIELDS = {
-    "media": Field(value_type=str, default="application/octet-stream"),
+    "media": Field(value_type=str, default=DEFAULT_MEDIA),
     "name": _TEXT,
     "nbytes": Field(value_type=int, needed=True, least=1),
     "offset": _INTEGER,
@@ -279,7 +279,7 @@ def _objects(value: Value, *, minor: int) -> tuple[ObjectRow, ...]:
             run=needed["run"][number],
             offset_bytes=needed["offset"][number],
             nbytes=needed["nbytes"][number],
-            media=media.get(number, "application/octet-stream"),
+            media=media.get(number, DEFAULT_MEDIA),
         )
         for number, name in enumerate(needed["name"])
     )
@@ -345,7 +345,7 @@ def _check_elements(
             known[name] = dtype_from_name(name[:_SHOWN])
         except UnsupportedError as error:
             where = f"tensor {names[dtypes.index(name)][:_SHOWN]!r}"
-            raise fault(error.code, where, str(error)) from error
+            raise fault(error.code, where, error.message) from error
     for dtype, shape in dict.fromkeys(zip(dtypes, shapes, strict=True)):
         elements = prod(extent or 1 for extent in shape)
         if elements > MAX_INTEGER or elements * known[dtype].bits > 8 * MAX_INTEGER:

@@ -16,7 +16,15 @@ from bcpformat.errors import BcpError, ErrorCode, Problem, error_for
 from bcpformat.model.manifest import Value
 from bcpformat.wire.container import MINOR
 
-_TYPE_NAMES = {int: "integer", bool: "bool", str: "str", bytes: "bin", list: "array", dict: "map"}
+_TYPE_NAMES = {
+    int: "integer",
+    bool: "bool",
+    str: "str",
+    bytes: "bin",
+    memoryview: "bin",
+    list: "array",
+    dict: "map",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

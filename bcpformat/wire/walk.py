@@ -56,29 +56,31 @@ class _Open:
     key_bytes: bytes | None = None
 
 
-def walk(data: bytes | memoryview, *, max_depth: int, where: str) -> Value:
+def walk(data: bytes | memoryview, *, max_depth: int, where: str, views: bool = False) -> Value:
     """Return the one value of a document.
 
     Args:
         data: The whole document.
         max_depth: Nested arrays and maps, at most.
         where: What the document is, for messages.
+        views: Whether a bin is a `memoryview` of `data`, not `bytes` of its own.
 
     Raises:
         FormatError: The document is not in the form of the profile; the code and the position
             are those of the first fault.
     """
-    return _Walker(memoryview(data), where).document(max_depth)
+    return _Walker(memoryview(data), where, views=views).document(max_depth)
 
 
 class _Walker:
     """A position in a document; every method reads on from there."""
 
-    def __init__(self, data: memoryview, where: str) -> None:
+    def __init__(self, data: memoryview, where: str, *, views: bool) -> None:
         self._data = data
         self._end = len(data)
         self._pos = 0
         self._where = where
+        self._views = views
 
     def document(self, max_depth: int) -> Value:
         """Return the value, with an explicit stack: a deep document costs no recursion."""
@@ -144,7 +146,9 @@ class _Walker:
         if kind is _STR:
             return self._text(bytes(self._take(length, start, kind)), start)
         if kind is _BIN:
-            return bytes(self._take(length, start, kind))
+            view = self._take(length, start, kind)
+            # An ignore: a view is no `Value`, but the caller has asked for it.
+            return view if self._views else bytes(view)  # type: ignore[return-value]
         return length if kind else tag == 0xC3
 
     def _head(self, tag: int, start: int) -> tuple[str, int]:

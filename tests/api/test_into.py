@@ -253,7 +253,6 @@ def test_packed_pairs_are_compared_in_elements() -> None:
     [
         (lambda: torch.zeros(1).expand(4), "share memory"),
         (lambda: torch.zeros(0), "shape"),
-        (lambda: torch.zeros(4, device="meta"), "meta"),
         (lambda: torch.zeros(4).to_sparse(), "layout"),
         (lambda: np.broadcast_to(np.zeros(1, np.float32), 4), "share memory"),
         (lambda: readonly(np.zeros(4, np.float32)), "read-only"),

@@ -261,3 +261,12 @@ def test_many_threads_read_one_checkpoint() -> None:
 
         assert not any(thread.is_alive() for thread in threads)
     assert errors == []
+
+
+def test_a_repr_says_where_it_is_and_how_much_it_holds_and_whether_it_is_closed() -> None:
+    w = np.zeros(3)
+    with bcpformat.open(written({"w": w, "tied": w, "v": w + 1})) as ckpt:
+        shown = repr(ckpt)
+
+    assert shown == "Checkpoint('memory', step=None, tensors=2, raw_bytes=88)"
+    assert repr(ckpt) == "Checkpoint('memory', step=None, tensors=2, raw_bytes=88, closed)"

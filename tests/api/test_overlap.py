@@ -148,6 +148,16 @@ def test_a_tensor_in_a_place_that_is_only_partly_shared_is_refused() -> None:
         )
 
 
+def test_a_tied_template_that_is_filled_by_a_copy_is_filled_right() -> None:
+    saved = torch.arange(6.0)
+    tied = torch.full((6,), 9.0, dtype=torch.float16)
+    template = {"a": tied, "b": tied, "c": tied[:]}
+
+    bcpformat.read(written({"a": saved, "b": saved, "c": saved}), into=template, cast=True)
+
+    assert tied.tolist() == saved.tolist()
+
+
 def test_an_untied_template_of_a_tied_checkpoint_is_filled_twice() -> None:
     saved = np.arange(3)
     template = {"a": np.zeros(3, np.int64), "b": np.zeros(3, np.int64)}

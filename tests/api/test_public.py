@@ -20,7 +20,10 @@ NAMES = [
     "Checkpoint",
     "ChecksumError",
     "CommitError",
+    "CoordinationError",
+    "Coordinator",
     "CoverageError",
+    "DisagreementError",
     "ErrorCode",
     "FormatError",
     "InvalidArgumentError",
@@ -37,6 +40,9 @@ NAMES = [
     "Problem",
     "ReadOptions",
     "Report",
+    "Segment",
+    "Shard",
+    "Shards",
     "StateError",
     "StorageError",
     "Store",
@@ -44,8 +50,11 @@ NAMES = [
     "UnsupportedError",
     "WriteOptions",
     "WriteReport",
+    "even_segments",
+    "fused",
     "latest",
     "open",
+    "per_rank",
     "read",
     "register_type",
     "validate",
@@ -54,7 +63,7 @@ NAMES = [
 SIGNATURES = {
     "write": "(location, state, *, step, options, group, progress)",
     "read": (
-        "(location, *, into, filter, rename, strict, cast, as_numpy, options, group, progress)"
+        "(location, *, into, filter, rename, strict, cast, as_numpy, options, per_rank, group, progress)"
     ),
     "open": "(location, *, options)",
     "validate": "(location, *, level, options, progress)",
@@ -169,7 +178,9 @@ def test_every_public_name_has_one_home_and_the_type_checkers_import_agrees() ->
     tree = ast.parse(Path(bcpformat.__file__).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     imported = {
-        alias.asname or alias.name: node.module
+        alias.asname or alias.name: (
+            node.module if alias.name != "per_rank" else f"{node.module}.per_rank"  # a module
+        )
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names

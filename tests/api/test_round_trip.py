@@ -172,7 +172,6 @@ def test_what_has_no_form_is_refused_with_its_path(tmp_path: Path) -> None:
 def test_options_that_are_not_built_yet_raise() -> None:
     for options in (
         {"codec": "auto"},
-        {"tile": True},
         {"capture": "lazy"},
         {"arena_bytes": 2**20},
     ):

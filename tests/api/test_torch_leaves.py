@@ -234,14 +234,6 @@ def test_quantized_tensors_are_refused() -> None:
         bcpformat.write(MemoryStore(), {"w": quantized})
 
 
-def test_a_dtensor_is_refused_with_path_and_way_out() -> None:
-    dtensor = pytest.importorskip("torch.distributed.tensor")
-    value = torch.Tensor._make_subclass(dtensor.DTensor, torch.zeros(1))  # one needs no mesh
-
-    with pytest.raises(InvalidArgumentError, match=r"'w': .*DTensor .*make it a torch\.Tensor"):
-        bcpformat.write(MemoryStore(), {"w": value})
-
-
 def test_reading_leaves_the_default_dtype_and_grad_mode_alone() -> None:
     with torch.no_grad():
         back = through({"w": torch.nn.Parameter(torch.ones(2))})

@@ -112,14 +112,14 @@ def test_what_is_no_options_is_refused() -> None:
         bcpformat.write(MemoryStore(), {}, options={"codec": "raw"})  # type: ignore[arg-type]
 
 
-def test_a_group_is_not_built_yet() -> None:
+def test_a_group_that_is_none_is_refused() -> None:
     for call in (
         lambda: bcpformat.write(MemoryStore(), {}, group=object()),
-        lambda: bcpformat.read(MemoryStore(), group=object()),
+        lambda: bcpformat.read(MemoryStore(), into={}, group=object()),
     ):
         with pytest.raises(InvalidArgumentError, match="group") as caught:
             call()
-        assert caught.value.code is ErrorCode.NOT_BUILT
+        assert caught.value.code is ErrorCode.ARGUMENT
 
 
 def test_every_kind_of_location_is_the_same_place(tmp_path: Path) -> None:
@@ -329,3 +329,12 @@ def test_states_that_are_the_same_have_the_same_bytes_but_for_time_and_id() -> N
         files.append(store.read(key)[4096:])
 
     assert files[0] == files[1]
+
+
+def test_the_repr_of_a_report_is_one_short_line_of_text_and_numbers() -> None:
+    report = bcpformat.write(MemoryStore(), {"w": np.zeros(3)})
+
+    assert repr(report) == (
+        f"WriteReport(attempt_id={report.attempt_id.hex()}, raw_bytes={report.raw_bytes}, "
+        f"stored_bytes={report.stored_bytes}, manifest_bytes={report.manifest_bytes}, files=1)"
+    )

@@ -5,14 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from bcpformat.cli import bench
 from bcpformat.cli.bench_manifest import own_runs_manifest, packed_manifest
-from bcpformat.cli.bench_report import Goal, at_least, at_most
+from bcpformat.cli.bench_report import (
+    Goal,
+    Row,
+    Table,
+    at_least,
+    at_most,
+    print_table,
+    table_document,
+)
 from bcpformat.cli.bench_state import adam_state, llama_shapes, total_bytes
+from bcpformat.cli.terminal import Style
 from bcpformat.errors import InvalidArgumentError, ObjectExistsError, StorageError
 from bcpformat.model.checks import check_manifest
 from bcpformat.model.limits import DEFAULT_LIMITS
@@ -158,6 +169,37 @@ def test_goals_are_met_at_their_bound() -> None:
     assert at_most(1.26, 1.25, "1.25x") == Goal("<= 1.25x", False)
     assert at_least(1.45, 1.45, "1.45") == Goal(">= 1.45", True)
     assert not at_least(1.44, 1.45, "1.45").met
+
+
+@pytest.mark.parametrize(("judged", "verdict"), [(True, ["met", "missed"]), (False, [])])
+def test_a_table_has_verdicts_only_if_its_goals_are_judged(
+    capsys: pytest.CaptureFixture[str], *, judged: bool, verdict: list[str]
+) -> None:
+    rows = [Row(cells=("a", "1.2"), data={}, goal=at_most(1.2, 1.25, "1.25x raw"))]
+    rows += [Row(cells=("b", "1.3"), data={}, goal=Goal("<= 1.25x raw, <= 2 s", False, "<= 2 s"))]
+    table = Table(name="t", title="a table", columns=("case", "x raw"), rows=rows)
+
+    print_table(table, Style(sys.stdout), judged=judged)
+    cases = table_document(table, judged=judged)["cases"]
+
+    shown = capsys.readouterr().out
+    assert shown.count("<= 1.25x raw") == 2
+    assert ("missed (<= 2 s)" in shown) is judged
+    assert re.findall("met|missed", shown) == verdict
+    assert isinstance(cases, list)
+    assert [case["goal"]["met"] for case in cases] == ([True, False] if judged else [None, None])
+
+
+@pytest.mark.slow
+def test_a_quick_run_says_that_it_does_not_judge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = measured(tmp_path, "--size", "1MB", "--only", "codec")["codec"]["cases"]
+
+    shown = capsys.readouterr().out
+    assert "goals are for full sizes" in shown
+    assert re.findall(": met|: missed", shown) == []
+    assert {case["goal"]["met"] for case in cases if isinstance(case["goal"], dict)} == {None}
 
 
 @pytest.mark.parametrize("make", [packed_manifest, own_runs_manifest])

@@ -52,6 +52,19 @@ def test_a_step_can_be_given(location: Path, tmp_path: Path) -> None:
         assert opened.step == 77
 
 
+def test_the_metadata_of_modules_is_not_counted_among_the_values_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = OrderedDict(w=np.ones(2), n=3)
+    model._metadata = OrderedDict({"": {"version": 1}, "0": {"version": 2}})  # type: ignore[attr-defined]
+    bcpformat.write(tmp_path / "c", {"model": model})
+
+    main(["convert", str(tmp_path / "c"), str(tmp_path / "x.safetensors"), "--below", "model"])
+
+    left_out = capsys.readouterr().out.partition("left out:\n")[2]
+    assert left_out == "  1 x int\n  module metadata: _metadata of 1 OrderedDict\n"
+
+
 def test_damage_is_not_converted(
     location: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,6 +156,46 @@ def test_the_text_says_by_how_much(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "1 of 4 elements (0.25), max abs difference 2" in capsys.readouterr().out
 
 
+def last_line(
+    tmp_path: Path, a: object, b: object, capsys: pytest.CaptureFixture[str], *words: str
+) -> str:
+    """Return the summary of the difference of two states."""
+    bcpformat.write(tmp_path / "a", a)
+    bcpformat.write(tmp_path / "b", b)
+    main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), *words])
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_summary_counts_what_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = {"w": np.ones(4), "v": np.ones(4), "s": np.ones(4), "lr": 0.1, "x": 1, "y": np.ones(1)}
+    b = {"w": np.zeros(4), "v": np.ones(5), "s": np.ones(4), "lr": 0.2, "z": 1}
+
+    assert last_line(tmp_path, a, b, capsys) == (
+        "they differ: 2 tensors differ, 1 value differs, 2 names only in A, 1 name only in B; "
+        "4 names compared"
+    )
+
+
+def test_the_summary_leaves_out_what_does_not_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = {"w": np.ones(4), "v": 1}, {"w": np.zeros(4), "v": 1}
+
+    assert last_line(tmp_path, a, b, capsys) == "they differ: 1 tensor differs; 2 names compared"
+
+
+def test_names_that_select_nothing_are_an_error_not_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bcpformat.write(tmp_path / "a", {"w": np.ones(4)})
+
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "a"), "--names", "nobody"]) == 2
+
+    assert "E_MISMATCH" in capsys.readouterr().err
+
+
 def test_damage_is_an_error_not_a_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,6 +135,45 @@ def test_what_verifies_can_be_rescued_as_npy(
     assert set("abs") - set(extracted(out)) == {index["damaged"][0]["name"]}
 
 
+def packed_checkpoint(location: Path) -> Path:
+    """Write 25 tensors that lie in one damaged block."""
+    bcpformat.write(location, {f"w{i:02}": np.ones(2) for i in range(25)})
+    (path,) = (location / "data").iterdir()
+    data = bytearray(path.read_bytes())
+    data[4100] ^= 1
+    path.write_bytes(data)
+    return location
+
+
+@pytest.mark.parametrize("out", ["o", "x.safetensors"])
+def test_what_is_left_out_for_one_block_is_listed_below_one_line(
+    tmp_path: Path, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    location = packed_checkpoint(tmp_path / "c")
+
+    assert main(["extract", str(location), "--out", str(tmp_path / out), "--skip-damaged"]) == 1
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "damaged, left out (25):"
+    assert lines[2].startswith("  E_BLOCK_CHECKSUM data/")
+    assert lines[3:13] == [f"    w{i:02}" for i in range(10)]
+    assert lines[13:] == ["    ... and 15 more (--json has all)"]
+
+
+def test_json_has_everything_that_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    location = packed_checkpoint(tmp_path / "c")
+    out = str(tmp_path / "o")
+
+    assert main(["extract", str(location), "--out", out, "--skip-damaged", "--json"]) == 1
+
+    found = json.loads(capsys.readouterr().out)
+    assert (found["out"], found["tensors"], found["bytes"]) == (out, 0, 0)
+    assert [row["name"] for row in found["damaged"]] == [f"w{i:02}" for i in range(25)]
+    assert {row["code"] for row in found["damaged"]} == {"E_BLOCK_CHECKSUM"}
+
+
 def test_what_verifies_can_be_rescued_as_safetensors(tmp_path: Path) -> None:
     location = damaged_checkpoint(tmp_path / "c")
     out = tmp_path / "x.safetensors"

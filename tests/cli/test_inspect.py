@@ -10,6 +10,7 @@ import pytest
 
 import bcpformat
 from bcpformat.cli import main
+from bcpformat.cli.near_names import near_names
 
 
 @pytest.fixture
@@ -120,6 +121,76 @@ def test_names_select_and_keep_the_containers_above(
 
     tree = capsys.readouterr().out.partition("\nstate\n")[2].partition("\n\n")[0]
     assert [line.split()[0] for line in tree.splitlines()] == ["(top)", "model", "b"]
+
+
+def test_totals_are_those_of_what_matches(
+    location: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["inspect", location, "--names", "*/b", "--names", "lr"])
+    shown = capsys.readouterr().out
+    found = inspected(location, "--names", "*/b", capsys=capsys)
+
+    assert "  1 of 2 tensors, 10 B of 58 B; 1 data file, " in shown
+    assert found["selected"] == {"tensors": 1, "elements": 5, "tensor_bytes": 10}
+    assert found["totals"]["tensors"] == 2
+    assert found["by_key"] == [{"key": "model", "tensors": 1, "bytes": 10}]
+    assert [row["dtype"] for row in found["by_dtype"]] == ["bfloat16"]
+    assert (found["values"], found["objects"], found["per_rank"]) == ([], [], [])
+
+
+def test_a_tied_tensor_is_selected_by_any_of_its_names(
+    location: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = inspected(location, "--names", "model/tied", capsys=capsys)
+
+    assert [row["name"] for row in found["tensors"]] == ["model/w"]
+    assert found["selected"]["tensors"] == 1
+
+
+def test_without_a_match_near_names_are_shown_and_the_exit_code_is_1(
+    location: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", location, "--names", "modle/*"]) == 1
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "bcpformat: no name matches 'modle/*'; near: model\n"
+
+
+def test_without_a_match_the_document_has_no_rows_and_the_exit_code_is_1(
+    location: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", location, "--names", "zzz", "--json"]) == 1
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["tensors"] == found["values"] == found["by_key"] == []
+    assert found["selected"]["tensors"] == 0
+
+
+def test_one_match_of_several_patterns_is_enough_and_the_other_is_named(
+    location: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", location, "--names", "lr", "--names", "zzz"]) == 0
+
+    assert capsys.readouterr().err == "bcpformat: no name matches 'zzz'\n"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("tied", ["model/tied"]),
+        ("*/TIED", ["model/tied"]),
+        ("mode", ["model", "model/w", "model/tied"]),
+        ("model/teid", ["model/tied", "model/w", "model/b"]),
+        ("*/teid", ["model/tied"]),
+        ("*", []),
+        ("nothing-like-it", []),
+    ],
+)
+def test_near_names_hold_the_word_or_are_spelled_like_it(pattern: str, near: list[str]) -> None:
+    names = ["", "lr", "model", "model/w", "model/tied", "model/b"]
+
+    assert near_names(pattern, names) == near
 
 
 def test_left_overs_are_called_left_overs(

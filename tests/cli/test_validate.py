@@ -58,6 +58,50 @@ def test_json_lists_every_problem(location: Path, capsys: pytest.CaptureFixture[
     assert [p["code"] for p in found["problems"]] == ["E_BLOCK_CHECKSUM"] * 2
 
 
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """Return a checkpoint whose 25 tensors lie in one damaged block."""
+    bcpformat.write(tmp_path / "p", {f"w{i:02}": np.ones(2) for i in range(25)})
+    flip(data_file(tmp_path / "p"), 4100)
+    return tmp_path / "p"
+
+
+def test_a_damaged_block_is_one_line_with_the_first_names_in_it(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["validate", str(packed)])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.startswith("E_BLOCK_CHECKSUM") for line in lines] == [True] + [False] * 13
+    assert lines[1] == "  damaged (25):"
+    assert lines[2:12] == [f"    w{i:02}" for i in range(10)]
+    assert lines[12] == "    ... and 15 more (--json has all)"
+    assert lines[13].endswith("has 1 problem; 25 names damaged")
+
+
+def test_a_tensor_with_several_damaged_blocks_is_named_once(
+    location: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for position in (8192, 8192 + 2**20, 8192 + 2 * 2**20):
+        flip(data_file(location), position)
+
+    main(["validate", str(location)])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["E_BLOCK_CHECKSUM"] * 3 + ["damaged"]
+    assert len(lines) == 6
+
+
+def test_json_has_every_name_of_a_damaged_block(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["validate", str(packed), "--json"])
+
+    found = json.loads(capsys.readouterr().out)
+    names = [f"w{i:02}" for i in range(25)]
+    assert found["damaged"] == found["problems"][0]["damages"] == names
+
+
 def test_level_manifest_reads_no_elements(
     location: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,8 @@ TEXT = README.read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXIT_CODE = re.compile(r"# exit code (\d+)$")
 LINK = re.compile(r"\[[^]]*\]\(([^)#]+)\)")
+SECTION = re.compile(r"^\[(spec (\d+))\]: ([^#\n]+)#(.+)$", re.MULTILINE)
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 ADR_LINES = 60
 
 
@@ -96,6 +98,29 @@ def test_every_link_leads_to_a_file(path: Path) -> None:
     links = [link for link in LINK.findall(path.read_text(encoding="utf-8")) if ":" not in link]
 
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that a heading gets where Markdown is shown."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize(("label", "number", "target", "anchor"), SECTION.findall(TEXT))
+def test_a_link_to_a_section_of_the_specification_leads_to_its_heading(
+    label: str, number: str, target: str, anchor: str
+) -> None:
+    headings = HEADING.findall((REPOSITORY / target).read_text(encoding="utf-8"))
+
+    assert f"[{label}]" in TEXT.lower().partition(f"[{label}]:")[0]
+    assert anchor in {slug(heading) for heading in headings}
+    assert anchor.startswith(f"{number}-")
+
+
+def test_every_section_of_the_specification_that_is_named_is_a_link() -> None:
+    named = re.findall(r"(\[?)\b(spec \d+)\b", TEXT, re.IGNORECASE)
+
+    assert [label for bracket, label in named if not bracket] == []
+    assert {label.lower() for _, label in named} == {m[0] for m in SECTION.findall(TEXT)}
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "docs" / "adr").glob("*.md")), ids=str)

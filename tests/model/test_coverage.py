@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bcpformat.errors import ErrorCode, InvalidArgumentError, Problem
-from bcpformat.model.coverage import check_tiling, check_tilings
+from bcpformat.model.coverage import check_tilings
 from bcpformat.model.region import Box, Region
 
 MAX_INTEGER = 2**53 - 1
@@ -283,20 +283,6 @@ def test_other_volume_is_reported_in_elements() -> None:
 
     assert problem is not None
     assert problem.message == "chunks hold 4 of the 6 elements of shape (6,)"
-
-
-def test_one_tensor_alone_is_checked_like_many() -> None:
-    columns = columns_of([((3, 3), boxes(*TWISTED))])
-
-    problem = check_tiling(
-        shape=(3, 3),
-        origins=columns.origin_values.reshape(-1, 2),
-        extents=columns.extent_values.reshape(-1, 2),
-        starts=None,
-        counts=None,
-    )
-
-    assert problem == problem_of((3, 3), boxes(*TWISTED))
 
 
 def test_the_place_of_a_problem_is_left_to_the_caller() -> None:

@@ -126,7 +126,7 @@ def test_an_unknown_name_is_refused_with_the_near_one(name: str, near: str) -> N
 
 
 def test_a_name_near_no_other_is_refused_without_a_hint() -> None:
-    with pytest.raises(UnsupportedError, match=r"'quaternion' is not in the registry$"):
+    with pytest.raises(UnsupportedError, match=r"'quaternion' is not in the registry \[E_DTYPE\]$"):
         DType.named("quaternion")
 
 

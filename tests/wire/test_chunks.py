@@ -192,6 +192,27 @@ def test_the_order_holds_across_groups() -> None:
     assert code_of(file_of(root_values(rows), tensors, *groups, STATE)) is ErrorCode.ORDER
 
 
+@pytest.mark.parametrize("said", [0, -1])
+@pytest.mark.parametrize("names", [{"extent"}, {"count"}, {"extent", "count"}])
+def test_extents_and_counts_that_one_group_has_follow_from_the_shape_in_the_other(
+    names: set[str], said: int
+) -> None:
+    rows = GROUP_ROWS + 1
+    manifest = flat(list(range(rows)), shape=(5, 3))
+    extent, count = np.tile([5, 3], rows), np.full(rows, 15)
+    extent[said], count[said] = 2, 1
+    columns = {
+        "extent": extent if "extent" in names else None,
+        "count": count if "count" in names else None,
+    }
+    chunks = dataclasses.replace(manifest.chunks, **columns)
+
+    found = decode(encode_manifest(dataclasses.replace(manifest, chunks=chunks), codec="none"))
+
+    for name, values in columns.items():
+        assert np.array_equal(getattr(found.chunks, name), values), name
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=8), st.data())
 def test_rows_are_given_to_their_tensors(
     tensors: list[tuple[int, int]], data: st.DataObject

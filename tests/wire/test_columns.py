@@ -11,7 +11,7 @@ import pytest
 
 from bcpformat.errors import BcpError, ErrorCode, FormatError, InvalidArgumentError
 from bcpformat.model.limits import DEFAULT_LIMITS, GROUP_ROWS
-from bcpformat.model.manifest import Manifest
+from bcpformat.model.manifest import Manifest, RunTable
 from bcpformat.wire import decode_manifest, encode_manifest
 from tests.wire.manifests import (
     STATE,
@@ -160,6 +160,83 @@ def test_a_columns_section_that_is_no_map_of_the_profile_is_refused(kind: str) -
     assert code_of(with_section(b"\x81\xa3raw\xc0")) is ErrorCode.MP_TYPE
     assert code_of(with_section(b"\x81\xa3raw\xc6\xff\xff\xff\xff")) is ErrorCode.MP_MALFORMED
     assert code_of(with_section(b"\x82\xa3run\x01\xa3raw\x01")) is ErrorCode.MP_NONCANONICAL
+
+
+def test_a_column_that_no_section_has_takes_no_memory() -> None:
+    found = decode(runs_with())
+
+    for column in (found.runs.file, found.runs.codec, found.chunks.run, found.chunks.offset):
+        assert column.strides == (0,)
+        assert not column.flags.writeable
+    assert np.shares_memory(found.runs.stored, found.runs.raw)
+
+
+ROWS = 2 * GROUP_ROWS + 1
+RAMP = np.arange(ROWS)
+DEFAULTS = {
+    "runs": {
+        "file": 0 * RAMP,
+        "position": 4096 * RAMP,
+        "raw": RAMP + 9,
+        "stored": RAMP + 9,
+        "codec": 0 * RAMP,
+        "item": 0 * RAMP + 1,
+        "block_log2": 0 * RAMP + 20,
+        "block0": 0 * RAMP,
+    },
+    "per_rank": {
+        "path": 0 * RAMP,
+        "rank": RAMP,
+        "run": 0 * RAMP,
+        "offset": 0 * RAMP,
+        "nbytes": RAMP + 9,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "row"),
+    [
+        ("runs", "file", 7, -1),
+        ("per_rank", "path", 7, -1),
+        *(
+            (table, column, value, row)
+            for table, column, value in (
+                ("runs", "block_log2", 12),
+                ("runs", "block0", 7),
+                ("runs", "codec", 1),
+                ("runs", "item", 4),
+                ("runs", "stored", 1),
+                ("per_rank", "offset", 64),
+                ("per_rank", "run", 7),
+            )
+            for row in (0, GROUP_ROWS, -1)
+        ),
+    ],
+)
+def test_a_column_that_one_group_has_is_the_default_in_the_others(
+    table: str, column: str, value: int, row: int
+) -> None:
+    columns = {name: values.copy() for name, values in DEFAULTS[table].items()}
+    columns[column][row] = value
+    kind = type(getattr(empty_manifest(), table))
+    manifest = dataclasses.replace(empty_manifest(), **{table: kind(**columns)})
+
+    found = getattr(decode(encode_manifest(manifest, codec="none")), table)
+
+    for name, values in columns.items():
+        assert np.array_equal(getattr(found, name), values), name
+
+
+def test_columns_that_repeat_shrink_by_far() -> None:
+    file, row = RAMP // 1000, RAMP % 1000
+    same = {"position": 4096 + 2**20 * row, "raw": 0 * RAMP + 2**20, "stored": 0 * RAMP + 2**20}
+    runs = RunTable(**DEFAULTS["runs"] | same | {"file": file, "block0": 4 * row})
+    manifest = dataclasses.replace(empty_manifest(), runs=runs)
+
+    stored, raw = (len(encode_manifest(manifest, codec=codec)) for codec in ("zstd", "none"))
+
+    assert stored * 100 < raw
 
 
 @pytest.mark.parametrize("table", ["runs", "per_rank"])

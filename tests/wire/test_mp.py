@@ -83,6 +83,17 @@ def test_a_value_has_the_encoding_of_the_specification_and_is_decoded_from_it(va
     assert plain(walk(data, max_depth=64, where="")) == plain(value)
 
 
+def test_bins_may_be_views_of_the_document() -> None:
+    data = encode({"a": [b"xy", "z"], "b": b""}, max_depth=64)
+
+    found = walk(data, max_depth=64, where="", views=True)
+
+    view = found["a"][0]  # type: ignore[index,call-overload]  # known
+    assert isinstance(view, memoryview)
+    assert view.obj is data
+    assert found == {"a": [b"xy", "z"], "b": b""}
+
+
 @pytest.mark.slow
 @given(VALUES)
 def test_a_document_cut_anywhere_is_malformed(value: Any) -> None:

@@ -1,0 +1,35 @@
+"""Which ranks a call is for: a group of processes, or this one alone."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from bcpformat.api.framework import frameworks
+from bcpformat.engine.coordinator import Coordinator, SoloCoordinator
+from bcpformat.errors import InvalidArgumentError
+
+_METHODS = ("total", "put", "take", "forget")
+
+
+def coordinator_of(group: object) -> Coordinator:
+    """Return this process's end of a group.
+
+    Args:
+        group: ``"auto"``: the default process group if there is one; a process group of a library
+            that this process has imported; a `Coordinator`; None: this process alone.
+
+    Raises:
+        InvalidArgumentError: It is none of these, or this process is not in it.
+    """
+    if group is None:
+        return SoloCoordinator()
+    if all(callable(getattr(group, name, None)) for name in _METHODS):
+        return cast(Coordinator, group)
+    for library in frameworks():
+        found = library.coordinator(group)
+        if found is not None:
+            return found
+    if group == "auto":
+        return SoloCoordinator()
+    text = "group must be 'auto', None, a process group or a Coordinator, got "
+    raise InvalidArgumentError(f"{text}{group!r:.200}")

@@ -1,0 +1,239 @@
+"""The ranks of one save or read: one id, one outcome, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from bcpformat.engine.coordinator import Coordinator
+from bcpformat.engine.failure import decode_failure, encode_failure
+from bcpformat.errors import BcpError, CoordinationError
+from bcpformat.model.manifest import Ints, ints
+
+LOG = logging.getLogger("bcpformat")
+PATIENCE_S = 30.0
+"""A wait that takes longer is logged, with whom it is for."""
+
+_ID_WORDS = 8
+_DONE, _FAILED = b"\0", b"\1"
+
+
+class Meeting:
+    """One save or read of a group of ranks.
+
+    Attributes:
+        id: 16 bytes, the same on every rank and in no other meeting.
+        rank: This rank's position in the group.
+        size: Ranks in the group.
+        timeout_s: How long each wait for other ranks may take.
+    """
+
+    def __init__(self, coordinator: Coordinator, identity: bytes, *, timeout_s: float) -> None:
+        self._coordinator = coordinator
+        self.id = identity
+        self.rank = coordinator.rank
+        self.size = coordinator.size
+        self.timeout_s = timeout_s
+
+    # ---- on the thread that all ranks call from --------------------------------------------
+
+    def total(self, values: Ints) -> Ints:
+        """Return the sum of all ranks' values."""
+        return self._coordinator.total(values, timeout_s=self.timeout_s)
+
+    def settle(self, error: BaseException | None) -> None:
+        """Raise on every rank what one of them failed with; every rank calls it.
+
+        Raises:
+            BcpError: That of the lowest rank that failed.
+        """
+        if int(self.total(ints([error is not None]))[0]):
+            self.raise_first(error)
+
+    def raise_first(self, error: BaseException | None) -> None:
+        """Raise the error of the lowest rank that failed; every rank calls it, and one has one."""
+        mine = np.zeros(self.size, dtype=np.int64)
+        mine[self.rank] = error is not None
+        failed = np.flatnonzero(self.total(mine)).tolist()
+        if error is not None and self.rank == failed[0]:
+            self.fail("failed", self.rank, error)
+        if error is not None and not isinstance(error, BcpError):
+            raise error
+        if len(failed) > 1:
+            LOG.error("ranks %s failed too", failed[1:])
+        try:
+            self.take("failed", failed[0])
+        except BcpError as common:
+            raise common from error
+
+    # ---- on any thread ---------------------------------------------------------------------
+
+    def put(self, what: str, rank: int, data: bytes) -> None:
+        """Publish something of, or for, one rank."""
+        self._coordinator.put(self._key(what, rank), _DONE + data)
+
+    def fail(self, what: str, rank: int, error: BaseException) -> None:
+        """Publish an error of this rank in its place: whoever takes it raises it."""
+        record = encode_failure(self.rank, error, size=self.size)
+        self._coordinator.put(self._key(what, rank), _FAILED + record)
+
+    def take(
+        self,
+        what: str,
+        rank: int,
+        *,
+        source: int | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """Return what was published, waiting for it.
+
+        Args:
+            what: Its kind.
+            rank: Whose it is.
+            source: The rank that publishes it, if it is another.
+            timeout_s: How long to wait, if not as long as for anything else.
+
+        Raises:
+            CoordinationError: It did not come in time; the message names the rank.
+            BcpError: An error was published in its place.
+        """
+        source = rank if source is None else source
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        data = self._wait(what, rank, time.monotonic() + timeout_s)
+        if data is None:
+            raise self._missing(what, [source])
+        return data
+
+    def take_all(self, what: str) -> Iterator[tuple[int, bytes]]:
+        """Yield what every rank published, by rank; all of it comes within one time-out.
+
+        Raises:
+            CoordinationError: Some of it did not come; the message names the ranks.
+            BcpError: A rank published an error.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        for rank in range(self.size):
+            data = self._wait(what, rank, deadline)
+            if data is None:
+                late = [r for r in range(rank, self.size) if self._peek(what, r) is None]
+                raise self._missing(what, late or [rank])
+            yield rank, data
+            self.forget(what, rank)
+
+    def forget(self, what: str, rank: int) -> None:
+        """Remove what nobody will take any more."""
+        self._coordinator.forget(self._key(what, rank))
+
+    def _key(self, what: str, rank: int) -> str:
+        return f"{self.id.hex()}/{what}/{rank}"
+
+    def _wait(self, what: str, rank: int, deadline: float) -> bytes | None:
+        key = self._key(what, rank)
+        left = max(0.0, deadline - time.monotonic())
+        record = self._coordinator.take(key, timeout_s=min(left, PATIENCE_S))
+        if record is None and left > PATIENCE_S:
+            LOG.warning("waiting for the %s of rank %d since %.0f s", what, rank, PATIENCE_S)
+            record = self._coordinator.take(key, timeout_s=left - PATIENCE_S)
+        return None if record is None else self._opened(record)
+
+    def _peek(self, what: str, rank: int) -> bytes | None:
+        return self._coordinator.take(self._key(what, rank), timeout_s=0.0)
+
+    @staticmethod
+    def _opened(record: bytes) -> bytes:
+        if record[:1] == _FAILED:
+            raise decode_failure(record[1:])
+        return record[1:]
+
+    def _missing(self, what: str, ranks: list[int]) -> CoordinationError:
+        named = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        text = (
+            f"rank {self.rank} of {self.size} waited {self.timeout_s:g} s for the {what} of rank "
+            f"{named}, which did not come: see whether that process lives, or raise timeout_s"
+        )
+        return CoordinationError(text, ranks=ranks)
+
+
+def convene(
+    coordinator: Coordinator,
+    prepare: Callable[[], Ints],
+    *,
+    width: int,
+    timeout_s: float,
+) -> tuple[Meeting, Ints]:
+    """Begin a save or read: agree on its id, and sum numbers of all ranks, in one exchange.
+
+    Args:
+        coordinator: This rank's end of the group.
+        prepare: What may fail on this rank alone, such as a state that has no form; returns this
+            rank's numbers.
+        width: How many numbers that is, the same on every rank.
+        timeout_s: How long each wait for other ranks may take.
+
+    Returns:
+        The meeting, and the sums, shape `(width,)`.
+
+    Raises:
+        BcpError: `prepare` failed on some rank: every rank raises the error of the lowest.
+        CoordinationError: A rank did not come.
+    """
+    error: BaseException | None = None
+    words = np.zeros(_ID_WORDS + 1 + width, dtype=np.int64)
+    if coordinator.rank == 0:
+        words[:_ID_WORDS] = np.frombuffer(os.urandom(16), dtype="<u2")
+    try:
+        words[_ID_WORDS + 1 :] = prepare()
+    except BaseException as caught:  # noqa: BLE001  # raised below, on every rank
+        error = caught
+        words[_ID_WORDS] = 1
+    if coordinator.size == 1 and error is not None:
+        raise error
+    sums = coordinator.total(words, timeout_s=timeout_s)
+    identity = sums[:_ID_WORDS].astype("<u2").tobytes()
+    meeting = Meeting(coordinator, identity, timeout_s=timeout_s)
+    if int(sums[_ID_WORDS]):
+        meeting.raise_first(error)
+    return meeting, sums[_ID_WORDS + 1 :]
+
+
+WORD_BITS = 20
+"""Numbers that are compared have at most so many bits: the sum of 2^23 squares is below 2^63."""
+
+
+def with_squares(values: Sequence[int]) -> list[int]:
+    """Return numbers and their squares, to be summed over all ranks.
+
+    Args:
+        values: Below 2^20.
+    """
+    return [*values, *(value * value for value in values)]
+
+
+def are_equal(sums: Sequence[int], size: int) -> list[bool]:
+    """Return for each of the numbers of `with_squares` whether all ranks have the same.
+
+    The mean of squares is the square of the mean if and only if all values are equal.
+
+    Args:
+        sums: The numbers, summed over all ranks.
+        size: Ranks.
+
+    Example:
+        >>> are_equal([2 + 2, 3 + 4, 4 + 4, 9 + 16], 2)
+        [True, False]
+    """
+    half = len(sums) // 2
+    pairs = zip(sums[:half], sums[half:], strict=True)
+    return [total * total == size * squares for total, squares in pairs]
+
+
+def together(meeting: Meeting | None, error: BaseException | None) -> None:
+    """Raise an error on every rank that reads or saves together, or just here if alone."""
+    if meeting is not None:
+        meeting.settle(error)
+    elif error is not None:
+        raise error

@@ -1,0 +1,316 @@
+"""The ranks of a `torch.distributed` process group as a `Coordinator`.
+
+The sums run on gloo, over connections that belong to the coordinator alone, whatever the backend
+of the group is; made in milliseconds, once per group.  So no time-out of a save harms the
+training's own collectives, and none of those can come between.  Values go through the store of
+the group, on a client of their own.
+
+What was found out about gloo (torch 2.13), and is relied on:
+
+- A sum that passes its time-out closes the connections of this rank.  Its group is of no use any
+  more; and a rank that comes late fails at once instead of waiting for a sum that nobody else
+  finishes.  So all fail, and the next `coordinator_for` makes new connections.
+- Only a time-out given to the operation itself does this.  `Work.wait` can also stop waiting, but
+  leaves the operation running, and the process cannot end before that does.
+- A dead rank fails the sums of the others within milliseconds, but the error does not tell which
+  rank it was: a neighbour that failed first looks the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import (
+    AllreduceOptions,
+    PrefixStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+    Store,
+    Work,
+)
+
+from bcpformat.errors import CoordinationError, ErrorCode, InvalidArgumentError
+from bcpformat.model.manifest import Ints
+from bcpformat.torch.joining import RankNames, join
+from bcpformat.torch.mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from bcpformat.engine.coordinator import Coordinator
+
+_ANSWER_S = 60.0
+"""How long a store may be silent: many ranks may talk to it at once."""
+
+_SLICE_S = 1.0
+"""How long a wait may be deaf to Ctrl-C."""
+
+_MARGIN_S = 5.0
+"""How much longer than its time-out a sum may take to fail."""
+
+_COORDINATORS: weakref.WeakKeyDictionary[ProcessGroup, TorchCoordinator]
+_COORDINATORS = weakref.WeakKeyDictionary()
+
+
+def coordinator_for(group: ProcessGroup | None, *, timeout_s: float = 300.0) -> Coordinator:
+    """Return this rank's end of a process group; every rank of the group calls it.
+
+    It is made once per group and lives as long as that, or until a sum fails.
+
+    Args:
+        group: The process group; None for the default one.
+        timeout_s: How long to wait for the other ranks, where it has to be made.
+
+    Raises:
+        InvalidArgumentError: There is no such group, or this process is not in it.
+        CoordinationError: Ranks did not come (``E_TIMEOUT``), named in the message and in
+            `.ranks`; or the store or a rank is gone (``E_RANK_LOST``).
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        text = "torch.distributed has no process group; call init_process_group first"
+        raise InvalidArgumentError(text)
+    known = dist.group.WORLD if group is None else group
+    if not isinstance(known, ProcessGroup):
+        raise InvalidArgumentError(f"this process is not in the group (it is {known!r})")
+    try:
+        ranks = dist.get_process_group_ranks(known)
+    except KeyError:
+        raise InvalidArgumentError(
+            "the process group was destroyed; give one that is not"
+        ) from None
+    found = _COORDINATORS.get(known)
+    if found is None or found.is_broken:
+        found = _COORDINATORS[known] = join_store(
+            known.get_group_store(), rank=known.rank(), global_ranks=ranks, timeout_s=timeout_s
+        )
+    return found
+
+
+def join_store(
+    store: Store,
+    *,
+    rank: int,
+    global_ranks: list[int],
+    timeout_s: float,
+    answer_s: float = _ANSWER_S,
+) -> TorchCoordinator:
+    """Return this rank's end of a group that shares a store; every rank of the group calls it.
+
+    Args:
+        store: Any store of c10d; keys that begin with ``bcpformat/`` are taken.
+        rank: This rank's position in the group.
+        global_ranks: What each rank of the group is called in messages, by its position.
+        timeout_s: How long to wait for the other ranks.
+        answer_s: How long the store may take to answer one call, once the ranks have met.
+
+    Raises:
+        CoordinationError: As for `coordinator_for`.
+    """
+    size = len(global_ranks)
+    names = RankNames(tuple(global_ranks))
+    deadline = time.monotonic() + timeout_s
+    mailbox = Mailbox(store, "bcpformat", size=size, answer_s=answer_s)
+    name = join(mailbox, rank, names, timeout_s=timeout_s)
+    gloo = None
+    if size > 1:
+        left_s = max(deadline - time.monotonic(), _MARGIN_S)
+        gloo = _connect(mailbox, f"{name}/gloo", rank, size, left_s)
+    return TorchCoordinator(mailbox, gloo, f"{name}/", rank, names)
+
+
+def _connect(
+    mailbox: Mailbox, prefix: str, rank: int, size: int, timeout_s: float
+) -> ProcessGroupGloo:
+    limit = timedelta(seconds=timeout_s)
+    store = PrefixStore(prefix, mailbox.client)
+    try:
+        return mailbox.perform(
+            lambda: ProcessGroupGloo(store, rank, size, limit), timeout_s=timeout_s + _MARGIN_S
+        )
+    except (TimeoutError, RuntimeError) as error:
+        text = (
+            f"the ranks met, but could not connect with gloo in {timeout_s:.0f} s: {_first(error)}"
+        )
+        raise CoordinationError(text, code=ErrorCode.RANK_LOST) from error
+
+
+class TorchCoordinator:
+    """One rank's end of a process group (see `Coordinator`); `coordinator_for` makes it.
+
+    Thread safety: `total` is called from one thread, the others from any at the same time.
+
+    Attributes:
+        rank: This rank's position in the group, from 0.
+        size: Ranks in the group.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        gloo: ProcessGroupGloo | None,
+        prefix: str,
+        rank: int,
+        names: RankNames,
+    ) -> None:
+        self.rank = rank
+        self.size = len(names.global_ranks)
+        self._names = names
+        self._mailbox = mailbox
+        self._prefix = prefix
+        self._gloo = gloo
+        self._calls = 0
+        self._is_whole = True
+        self._failure: CoordinationError | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a sum was not finished, or the store is gone: then nothing mends it."""
+        return not self._is_whole or self._mailbox.is_lost
+
+    def describe(self, rank: int) -> str:
+        """Return what to call a rank of the group in messages."""
+        return self._names.describe(rank)
+
+    def put(self, key: str, value: bytes) -> None:
+        """Publish a value (see `Coordinator.put`).
+
+        Raises:
+            CoordinationError: The store of the group is gone (``E_RANK_LOST``), here and below.
+        """
+        self._mailbox.put(self._value(key), value)
+
+    def take(self, key: str, *, timeout_s: float) -> bytes | None:
+        """Return a value, waiting for it (see `Coordinator.take`)."""
+        return self._mailbox.take(self._value(key), timeout_s=timeout_s)
+
+    def forget(self, key: str) -> None:
+        """Remove a value (see `Coordinator.forget`)."""
+        self._mailbox.forget(self._value(key))
+
+    def total(self, values: Ints, *, timeout_s: float) -> Ints:
+        """Return the sum over all ranks (see `Coordinator.total`).
+
+        After an error every further call raises, on every rank; a new coordinator is needed.
+
+        Raises:
+            CoordinationError: A rank did not come (``E_TIMEOUT``) or is gone (``E_RANK_LOST``); the
+                message and `.ranks` name it where that can be known.
+        """
+        if self._gloo is None:  # there is nobody else
+            return values.copy()
+        if not self._is_whole:
+            raise self._broken()
+        self._calls += 1
+        self._say_here()
+        start = time.monotonic()
+        summed = torch.tensor(values, dtype=torch.int64)
+        options = AllreduceOptions()
+        options.timeout = timedelta(milliseconds=math.ceil(timeout_s * 1000) or 1)
+        self._is_whole = False  # until it is done: Ctrl-C leaves it half done
+        # The stub lacks it: what a Backend can do is listed under ProcessGroup only.
+        work = self._gloo.allreduce([summed], options)  # type: ignore[attr-defined]
+        try:
+            _finish(work, start + timeout_s + _MARGIN_S)
+        except RuntimeError as error:
+            is_late = time.monotonic() - start >= timeout_s
+            self._failure = self._explained(timeout_s, is_late=is_late)
+            raise self._failure from error
+        self._is_whole = True
+        result: Ints = summed.numpy()
+        return result
+
+    # ---- who is missing --------------------------------------------------------------------
+
+    def _say_here(self) -> None:
+        """Leave word that this rank has come to this call, and take away that of two before.
+
+        All ranks have come to the one before, so nobody looks for the older any more.
+        """
+        self._mailbox.post(self._here(self._calls, self.rank), b"1")
+        if self._calls > 2:
+            self._mailbox.post(self._here(self._calls - 2, self.rank), None)
+
+    def _explained(self, timeout_s: float, *, is_late: bool) -> CoordinationError:
+        code = ErrorCode.TIMEOUT if is_late else ErrorCode.RANK_LOST
+        try:
+            code, missing = self._verdict(code, timeout_s)
+        except CoordinationError as error:
+            text = f"no sum of {self.size} ranks within {timeout_s:g} s; {error.message}"
+            return CoordinationError(text, code=code)
+        return CoordinationError(self._text(code, missing, timeout_s), ranks=missing, code=code)
+
+    def _verdict(self, code: ErrorCode, timeout_s: float) -> tuple[ErrorCode, list[int]]:
+        """Return what the first rank that looked has found, or look.
+
+        The ranks look one after the other, so that not all of them search at once; and all say the
+        same.  Where a rank is gone, those that are merely late get some time to come.
+        """
+        patience_s = min(max(timeout_s / 20, 1.0), 15.0)
+        turn_s = patience_s * self.rank / self.size
+        if code is ErrorCode.RANK_LOST:
+            turn_s += patience_s
+        key = f"{self._prefix}found/{self._calls}"
+        if self._mailbox.until(lambda: self._mailbox.has([key]), timeout_s=turn_s):
+            found, _, ranks = self._mailbox.get(key).decode().partition(" ")
+            return ErrorCode(found), [int(rank) for rank in ranks.split(",") if rank]
+        here = [self._here(self._calls, rank) for rank in range(self.size)]
+        missing = self._mailbox.absent(here)
+        self._mailbox.set(key, f"{code.value} {','.join(map(str, missing))}".encode())
+        return code, missing
+
+    def _text(self, code: ErrorCode, missing: list[int], timeout_s: float) -> str:
+        text = f"no sum of {self.size} ranks"
+        named = self._names.describe_all(missing)
+        if self.rank in missing:
+            return (
+                f"{text}: the others stopped waiting before this one, {self.describe(self.rank)}, "
+                "came; see what kept it, or raise the time-out"
+            )
+        if code is ErrorCode.TIMEOUT and missing:
+            return (
+                f"{text} within {timeout_s:g} s: {named} did not come; see what happens there, or "
+                "raise the time-out"
+            )
+        if code is ErrorCode.TIMEOUT:
+            return (
+                f"{text} within {timeout_s:g} s although all came; see whether the network between "
+                "them works, or raise the time-out"
+            )
+        if len(missing) == 1:
+            return f"{text}: {named} is gone; see how that process ended"
+        if missing:
+            return f"{text}: at least one of {named} is gone; see how those processes ended"
+        return f"{text}: one of them is gone, and which is not known; see how the processes ended"
+
+    def _broken(self) -> CoordinationError:
+        failure = self._failure
+        if failure is None:
+            return CoordinationError("an earlier sum of this group was interrupted on this rank")
+        text = f"an earlier sum of this group failed: {failure.message}"
+        return CoordinationError(text, ranks=failure.ranks, code=failure.code)
+
+    def _here(self, call: int, rank: int) -> str:
+        return f"{self._prefix}here/{call}/{rank}"
+
+    def _value(self, key: str) -> str:
+        return f"{self._prefix}value/{key}"
+
+
+def _finish(work: Work, deadline: float) -> None:
+    """Wait until an operation is done; raise its error, or RuntimeError at the deadline."""
+    while not work.is_completed():
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise RuntimeError("the operation did not keep its own time-out")
+        with suppress(RuntimeError):  # this wait is over, or the operation failed: see below
+            work.wait(timedelta(seconds=min(left_s, _SLICE_S) + 0.001))
+    work.wait()
+
+
+def _first(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
