@@ -28,8 +28,8 @@ from bcpformat.engine.meeting import Meeting, together
 from bcpformat.engine.read import TensorReader
 from bcpformat.engine.sink import Destinations
 from bcpformat.errors import BcpError, ErrorCode, InvalidArgumentError, Problem
-from bcpformat.model.checks import tensor_nbytes
 from bcpformat.model.dtypes import DTYPES, DType
+from bcpformat.model.geometry import tensor_nbytes
 from bcpformat.model.leaves import PerRank
 from bcpformat.model.manifest import Ints, Node, ints
 from bcpformat.model.nodes import LIST, PER_RANK, TENSOR

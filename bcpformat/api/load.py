@@ -15,8 +15,8 @@ from bcpformat.engine.memory import address_of, copy
 from bcpformat.engine.read import TensorReader
 from bcpformat.engine.sink import Destinations
 from bcpformat.errors import ErrorCode, FormatError, InvalidArgumentError
-from bcpformat.model.checks import tensor_nbytes
 from bcpformat.model.dtypes import DType
+from bcpformat.model.geometry import tensor_nbytes
 from bcpformat.model.leaves import FLAG_NUMPY, PerRankValues
 from bcpformat.model.manifest import Manifest, Node, ints
 from bcpformat.model.nodes import TORCH_DEVICE, TORCH_DTYPE, TORCH_SIZE

@@ -21,6 +21,10 @@ COMMANDS = {
     "diff": ("bcpformat.cli.diff", "show which tensors and values of two checkpoints differ"),
     "extract": ("bcpformat.cli.extract", "write tensors as .npy files or as one safetensors file"),
     "convert": ("bcpformat.cli.convert", "convert from and to safetensors and torch.save files"),
+    "simulate": (
+        "bcpformat.cli.simulate",
+        "show what saves and reads by many ranks would cost",
+    ),
     "bench": ("bcpformat.cli.bench", "measure against the raw speed of this machine"),
 }
 """Command to the module that has it and one line of help."""

@@ -132,8 +132,7 @@ def fill_extents(extent: Ints, tensors: TensorTable) -> Ints:
     for low, rows in _groups(tensors):
         axes = slice(layout.values_before(low), layout.values_before(low + rows))
         absent = out[axes] == 0
-        if absent.any():
-            out[axes][absent] = layout.rows(low, rows).shapes()[absent]
+        out[axes][absent] = layout.rows(low, rows).shapes()[absent]
     return out
 
 
@@ -143,10 +142,9 @@ def fill_counts(count: Ints, extent: Ints | None, tensors: TensorTable) -> Ints:
     layout = Layout(tensors)
     for low, rows in _groups(tensors):
         absent = out[low : low + rows] == 0
-        if absent.any():
-            axes = slice(layout.values_before(low), layout.values_before(low + rows))
-            elements = layout.rows(low, rows).elements(None if extent is None else extent[axes])
-            out[low : low + rows][absent] = elements[absent]
+        axes = slice(layout.values_before(low), layout.values_before(low + rows))
+        elements = layout.rows(low, rows).elements(None if extent is None else extent[axes])
+        out[low : low + rows][absent] = elements[absent]
     return out
 
 

@@ -85,9 +85,9 @@ def commit(
                 raise
             undo.pop_all()
     except BaseException as error:
-        meeting.fail("outcome", LEAD, error)
+        meeting.announce(error)
         raise
-    meeting.put("outcome", LEAD, str(nbytes).encode())
+    meeting.announce(str(nbytes).encode())
     return nbytes
 
 
@@ -132,8 +132,7 @@ def _merged(store: Store, meeting: Meeting, options: WriteOptions, undo: ExitSta
 def _outcome(store: Store, meeting: Meeting) -> int:
     """Wait for what the lead says; if it says nothing, look at the store."""
     try:
-        # the lead itself may wait one time-out for the last part record
-        return int(meeting.take("outcome", LEAD, timeout_s=2 * meeting.timeout_s))
+        return int(meeting.outcome(LEAD))
     except CoordinationError as error:
         if error.rank is not None:  # the lead did say it
             raise

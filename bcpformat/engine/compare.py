@@ -6,9 +6,9 @@ import numpy as np
 
 from bcpformat.engine.part import Part
 from bcpformat.errors import ErrorCode, Problem
+from bcpformat.model.disagreement import MOST_PROBLEMS
 from bcpformat.model.manifest import Ints, ints
 from bcpformat.model.names import shortened
-from bcpformat.model.state_union import MOST_PROBLEMS
 
 _SHOWN_RANKS = 8
 _NOBODY = -1

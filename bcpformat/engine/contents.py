@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bcpformat.model.checks import ChunkGeometry
+from bcpformat.model.geometry import ChunkGeometry
 from bcpformat.model.manifest import Ints, Manifest
 
 

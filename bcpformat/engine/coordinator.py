@@ -3,7 +3,7 @@
 A save needs two things of its ranks: one small sum of everybody's numbers on the calling thread,
 and a place to put short values under keys that the others can wait for.  The second must work on
 a background thread while the first is used on another.  `bcpformat.torch` has both for
-`torch.distributed`; any other launcher needs these five methods and nothing else.
+`torch.distributed`; any other launcher needs these methods and nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from bcpformat.model.manifest import Ints
 class Coordinator(Protocol):
     """One rank's end of a group of ranks.
 
+    After `total` has failed the group is of no more use for saves and reads.  `put`, `take` and
+    `forget` raise a CoordinationError (``E_RANK_LOST``) where the values themselves are lost.
+
     Attributes:
         rank: This rank's position in the group, from 0.
         size: Ranks in the group.
@@ -23,6 +26,10 @@ class Coordinator(Protocol):
 
     rank: int
     size: int
+
+    def describe(self, rank: int) -> str:
+        """Return words for a rank, such as ``"rank 1 (global 3)"``."""
+        ...
 
     def total(self, values: Ints, *, timeout_s: float) -> Ints:
         """Return the sum over all ranks; every rank calls it, in the same order of calls.
@@ -71,6 +78,10 @@ class SoloCoordinator:
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
+
+    def describe(self, rank: int) -> str:
+        """Return words for a rank."""
+        return f"rank {rank}"
 
     def total(self, values: Ints, *, timeout_s: float) -> Ints:
         """Return the values: there is nobody else."""

@@ -32,6 +32,9 @@ from bcpformat.storage.store import ObjectWriter, Store
 from bcpformat.wire.container import data_file_head
 
 UNIT_BYTES = 2**23
+HOT_BYTES = 2**20
+"""Small blocks are filled so many bytes at a time, and hashed while those are in the cache."""
+
 """Called with numbers of raw bytes as they are done, from any thread."""
 
 _Layout: TypeAlias = tuple[Ints, Ints, npt.NDArray[np.uint32] | None, int]
@@ -263,12 +266,14 @@ class FileEncoder:
         at, block = 0, unit.first_block
         for run, low, nbytes in unit.parts:
             block_bytes = 1 << int(self._packing.run_block_log2[run])
-            for begin in range(low, low + nbytes, block_bytes):
-                size = min(block_bytes, low + nbytes - begin)
+            step = max(block_bytes, HOT_BYTES)
+            for begin in range(low, low + nbytes, step):
+                size = min(step, low + nbytes - begin)
                 part = out[at : at + size]
                 self._contents.fill(run, begin, begin + size, part)
-                self._digests[block] = block_digest(part)
-                block += 1
+                for first in range(0, size, block_bytes):
+                    self._digests[block] = block_digest(part[first : first + block_bytes])
+                    block += 1
                 end = aligned(at + size, ALIGNMENT_BYTES)
                 out[at + size : end] = 0
                 at = end

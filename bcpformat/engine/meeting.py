@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from bcpformat.model.manifest import Ints, ints
 LOG = logging.getLogger("bcpformat")
 PATIENCE_S = 30.0
 """A wait that takes longer is logged, with whom it is for."""
+
+HEARING_S, FAILED_S = 10.0, 2.0
+"""How long whoever tells the outcome waits until all have heard it, if it is a good one or not."""
 
 _ID_WORDS = 8
 _DONE, _FAILED = b"\0", b"\1"
@@ -68,6 +72,8 @@ class Meeting:
         try:
             self.take("failed", failed[0])
         except BcpError as common:
+            with suppress(CoordinationError):  # whoever failed must not end before all know it
+                self.total(ints([0]))
             raise common from error
 
     # ---- on any thread ---------------------------------------------------------------------
@@ -124,6 +130,37 @@ class Meeting:
             yield rank, data
             self.forget(what, rank)
 
+    def announce(self, data: bytes | BaseException) -> None:
+        """Tell all ranks the outcome, and wait a little until they have heard it.
+
+        The process that tells it may host what it is told through, and end soon.
+        """
+        if isinstance(data, BaseException):
+            self.fail("outcome", self.rank, data)
+        else:
+            self.put("outcome", self.rank, data)
+        with suppress(CoordinationError):
+            deadline = time.monotonic() + (HEARING_S if isinstance(data, bytes) else FAILED_S)
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            if all(self._wait("heard", rank, deadline) is not None for rank in others):
+                self.forget("outcome", self.rank)
+            for rank in others:
+                self.forget("heard", rank)
+
+    def outcome(self, lead: int) -> bytes:
+        """Return the outcome that another rank tells.
+
+        Raises:
+            BcpError: That is what it tells; `.rank` says whose it is.
+            CoordinationError: It tells nothing; `.rank` is None.
+        """
+        try:
+            # the lead itself may wait one time-out for the others
+            return self.take("outcome", lead, timeout_s=2 * self.timeout_s)
+        finally:
+            with suppress(CoordinationError):
+                self.put("heard", self.rank, b"")
+
     def forget(self, what: str, rank: int) -> None:
         """Remove what nobody will take any more."""
         self._coordinator.forget(self._key(what, rank))
@@ -150,10 +187,11 @@ class Meeting:
         return record[1:]
 
     def _missing(self, what: str, ranks: list[int]) -> CoordinationError:
-        named = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        describe = self._coordinator.describe
+        named = ", ".join(map(describe, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
         text = (
-            f"rank {self.rank} of {self.size} waited {self.timeout_s:g} s for the {what} of rank "
-            f"{named}, which did not come: see whether that process lives, or raise timeout_s"
+            f"{describe(self.rank)} waited {self.timeout_s:g} s for the {what} of {named}, "
+            "which did not come: see whether that process lives, or raise timeout_s"
         )
         return CoordinationError(text, ranks=ranks)
 

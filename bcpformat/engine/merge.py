@@ -17,6 +17,7 @@ from bcpformat.engine.gathered import GatheredColumn, Width
 from bcpformat.engine.part import Part
 from bcpformat.engine.state_record import state_digest
 from bcpformat.errors import DisagreementError, ErrorCode, InvalidArgumentError, Problem
+from bcpformat.model.disagreement import MOST_PROBLEMS, disagreement
 from bcpformat.model.manifest import (
     ChunkTable,
     FileRow,
@@ -35,9 +36,7 @@ from bcpformat.model.state_merge import (
     MergedState,
     StateMerger,
     Undeclared,
-    disagreement,
 )
-from bcpformat.model.state_union import MOST_PROBLEMS
 
 _RUN_WIDTHS: dict[str, Width] = {
     "file": "u4",
@@ -128,7 +127,7 @@ class Merger:
         self._per_rank = {name: GatheredColumn(width) for name, width in _PER_RANK_WIDTHS.items()}
         self._objects: list[tuple[int, int, int, int]] = []  # part, object, run, offset
         self._stored: StoredValues | None = None
-        self._ndims: dict[int, Ints] = {}  # of the tensors of a document
+        self._ndims: dict[int, npt.NDArray[np.uint8]] = {}  # of the tensors of a document
 
     def add(self, part: Part) -> None:
         """Add the part of a rank above that of every part before.

@@ -50,9 +50,6 @@ class StoredObjects:
     run: Ints = field(default_factory=lambda: ints([]))
     offset: Ints = field(default_factory=lambda: ints([]))
 
-    def __len__(self) -> int:
-        return len(self.object)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaChecks:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from bcpformat.codec.digest import document_digest
 from bcpformat.engine.memory import Bytes
 from bcpformat.errors import ChecksumError, ErrorCode, FormatError, LimitError
-from bcpformat.model.checks import CODEC_RAW, block_counts
+from bcpformat.model.checks import CODEC_RAW
+from bcpformat.model.geometry import block_counts
 from bcpformat.model.limits import Limits
 from bcpformat.model.manifest import DATA_PREFIX, FileRow, Ints, Manifest
 from bcpformat.plan.pack import aligned

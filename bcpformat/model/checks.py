@@ -4,13 +4,14 @@ Every check is pure, vectorised over the columns, and returns what it finds.  Ru
 section alone are checked by `wire` when it decodes that section.  The order of the checks is the
 order of the reader's steps: later ones rely on what earlier ones proved, so a group that finds a
 problem ends the list.
+
+A reader of a part checks an excerpt by every rule but those about what is absent: that no byte and
+no block of a file, and no byte of a run, belongs to nothing (BCP-RDR-003).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,19 @@ import numpy.typing as npt
 from bcpformat.errors import ErrorCode, Problem
 from bcpformat.model.coverage import check_tilings
 from bcpformat.model.dtypes import DType
+from bcpformat.model.excerpt import Excerpt
+from bcpformat.model.geometry import block_counts, chunk_geometry
 from bcpformat.model.limits import ALIGNMENT_BYTES, CHUNK_ALIGNMENT_BYTES, Limits
-from bcpformat.model.manifest import Ints, Manifest, RunTable, TensorTable, ints
+from bcpformat.model.manifest import (
+    ChunkTable,
+    Ints,
+    Manifest,
+    Node,
+    ObjectRow,
+    PerRankTable,
+    TensorTable,
+    ints,
+)
 from bcpformat.model.state_decode import check_state
 
 CODEC_RAW = 0
@@ -27,79 +39,6 @@ CODEC_PLANES = 2
 CODEC_FEATURES = {0: None, 1: None, CODEC_PLANES: "planes-zstd"}
 """Codec code of the registry to the feature it needs."""
 KNOWN_FEATURES = frozenset({"planes-zstd", "subbyte"})
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkGeometry:
-    """What the chunk rows of a manifest mean in elements and bytes; arrays of shape `(rows,)`.
-
-    Attributes:
-        tensor: Row of the tensor each chunk belongs to.
-        count: Elements.
-        nbytes: Raw bytes.
-        item: Item size of the tensor's data type, in bytes.
-    """
-
-    tensor: Ints
-    count: Ints
-    nbytes: Ints
-    item: Ints
-
-
-def tensor_dtypes(tensors: TensorTable) -> tuple[list[DType], Ints]:
-    """Return the distinct data types of the table and each tensor's position in them."""
-    names = sorted(set(tensors.dtypes))
-    positions = {name: position for position, name in enumerate(names)}
-    kinds = np.fromiter(
-        map(positions.__getitem__, tensors.dtypes), dtype=np.int64, count=len(tensors)
-    )
-    return [DType.named(name) for name in names], kinds
-
-
-def tensor_nbytes(tensors: TensorTable) -> Ints:
-    """Return the raw bytes of each tensor as one chunk, shape `(tensors,)`."""
-    dtypes, kinds = tensor_dtypes(tensors)
-    if not dtypes:
-        return kinds
-    bits = np.array([d.bits for d in dtypes], dtype=np.int64)[kinds]
-    return (tensor_numels(tensors) * bits + 7) // 8
-
-
-def tensor_numels(tensors: TensorTable) -> Ints:
-    """Return the number of elements of each tensor, shape `(tensors,)`."""
-    return np.fromiter(map(prod, tensors.shapes), dtype=np.int64, count=len(tensors))
-
-
-def axis_rows(tensors: TensorTable) -> Ints:
-    """Return where each chunk row's axes begin in `origin` and `extent`, shape `(rows + 1,)`."""
-    ndims = np.fromiter(map(len, tensors.shapes), dtype=np.int64, count=len(tensors))
-    starts = np.zeros(int(tensors.chunks.sum()) + 1, dtype=np.int64)
-    np.cumsum(np.repeat(ndims, tensors.chunks), out=starts[1:])
-    return starts
-
-
-def chunk_geometry(manifest: Manifest) -> ChunkGeometry:
-    """Return sizes of all chunks.
-
-    Preconditions: each tensor's chunk count adds up to the chunk rows (wire), and extents are
-    within the shapes where they are given, so that no product wraps (coverage).
-    """
-    tensors, chunks = manifest.tensors, manifest.chunks
-    dtypes, kinds = tensor_dtypes(tensors)
-    bits = np.array([d.bits for d in dtypes], dtype=np.int64)[kinds] if dtypes else kinds
-    items = np.array([d.item for d in dtypes], dtype=np.int64)[kinds] if dtypes else kinds
-    tensor = np.repeat(np.arange(len(tensors), dtype=np.int64), tensors.chunks)
-    if chunks.count is not None:
-        count = chunks.count
-    elif chunks.extent is not None:
-        count = _products(chunks.extent, axis_rows(tensors))
-    else:
-        count = tensor_numels(tensors)[tensor]
-    chunk_bits = bits[tensor]
-    # count * bits / 8 <= 2^53 (BCP-CNV-003), so count * bits stays below 2^56
-    return ChunkGeometry(
-        tensor=tensor, count=count, nbytes=(count * chunk_bits + 7) // 8, item=items[tensor]
-    )
 
 
 def used_features(manifest: Manifest) -> tuple[str, ...]:
@@ -124,35 +63,79 @@ def check_manifest(manifest: Manifest, *, limits: Limits) -> list[Problem]:
         manifest: A manifest whose sections passed their own rules.
         limits: Bounds on counts.
     """
-    groups: Iterable[tuple[Problem, ...] | list[Problem]] = (
-        _check_counts(manifest, limits),
-        _check_features(manifest),
-        _check_runs(manifest),
-        _check_tilings(manifest),
+    whole = Excerpt(manifest=manifest)
+    groups: Iterable[list[Problem]] = (
+        _check_counts(manifest, limits) + check_names(manifest.tensors, manifest.objects),
+        _check_features(whole),
+        _check_runs(whole),
+        check_regions(manifest.tensors, manifest.chunks, np.arange(len(manifest.tensors))),
     )
     for problems in groups:
         if problems:
-            return list(problems)
-    found = _check_run_contents(manifest)
-    found += check_state(
-        manifest.state,
-        names=manifest.tensors.names,
-        aliases=manifest.tensors.aliases,
-        object_names=[o.name for o in manifest.objects],
-        per_rank_paths=int(manifest.per_rank.path.max()) + 1 if len(manifest.per_rank) else 0,
-    )
-    found += _check_per_rank_paths(manifest)
+            return problems
+    found = _check_run_contents(whole)
+    found += check_references(manifest.state, manifest.tensors, manifest.objects, manifest.per_rank)
     return found
 
 
-def _products(values: Ints, starts: Ints) -> Ints:
-    """Return the product of each row's axes (1 for a row without axes)."""
-    rows = len(starts) - 1
-    out = np.ones(rows, dtype=np.int64)
-    filled = starts[1:] > starts[:-1]
-    if filled.any():
-        out[filled] = np.multiply.reduceat(values, starts[:-1][filled])
-    return out
+def check_excerpt(excerpt: Excerpt) -> list[Problem]:
+    """Return every problem of the chunks, runs and values of an excerpt, none if it is valid.
+
+    Args:
+        excerpt: Part of a manifest whose sections passed their own rules.
+
+    Preconditions: the regions of its chunks passed `check_regions`.
+    """
+    for check in (_check_features, _check_runs, _check_run_contents):
+        problems = check(excerpt)
+        if problems:
+            return problems
+    return []
+
+
+def check_names(tensors: TensorTable, objects: Sequence[ObjectRow]) -> list[Problem]:
+    """Return a problem unless the names of tensors, aliases and objects differ (BCP-MAN-018)."""
+    count = len(tensors) + sum(map(len, tensors.aliases.values())) + len(objects)
+    distinct = set(tensors.names)
+    distinct.update(*tensors.aliases.values())
+    distinct.update(o.name for o in objects)
+    if len(distinct) == count:
+        return []
+    text = f"{count} names of tensors, aliases and objects, only {len(distinct)} differ"
+    return [_problem(ErrorCode.NAME, "tensors", text)]
+
+
+def check_references(
+    state: Node, tensors: TensorTable, objects: Sequence[ObjectRow], per_rank: PerRankTable
+) -> list[Problem]:
+    """Return the problems of a state tree, and of what it and the other sections refer to."""
+    found = check_state(
+        state,
+        names=tensors.names,
+        aliases=tensors.aliases,
+        object_names=[o.name for o in objects],
+        per_rank_paths=int(per_rank.path.max()) + 1 if len(per_rank) else 0,
+    )
+    return found + _check_per_rank_paths(per_rank)
+
+
+def check_regions(tensors: TensorTable, chunks: ChunkTable, rows: Ints) -> list[Problem]:
+    """Return for each tensor the first rule that its regions break (spec 8.2).
+
+    Args:
+        tensors: All tensors.
+        chunks: All chunks of some of them.
+        rows: Those, ascending.
+    """
+    found = check_tilings(
+        shapes=[tensors.shapes[row] for row in rows.tolist()],
+        chunk_counts=tensors.chunks[rows],
+        origin_values=chunks.origin,
+        extent_values=chunks.extent,
+        starts=chunks.start,
+        counts=chunks.count,
+    )
+    return [_problem(p.code, f"tensor {tensors.names[rows[i]]!r}", p.message) for i, p in found]
 
 
 def _problem(code: ErrorCode, where: str, message: str) -> Problem:
@@ -168,19 +151,13 @@ def _check_counts(manifest: Manifest, limits: Limits) -> list[Problem]:
     if rows > limits.chunks:
         text = f"{rows} rows in one section kind, the limit is {limits.chunks}"
         problems.append(_problem(ErrorCode.LIMIT, "chunks", text))
-    names = len(manifest.tensors) + sum(map(len, manifest.tensors.aliases.values()))
-    names += len(manifest.objects)
-    distinct = set(manifest.tensors.names)
-    distinct.update(*manifest.tensors.aliases.values())
-    distinct.update(o.name for o in manifest.objects)
-    if len(distinct) != names:  # BCP-MAN-018
-        text = f"{names} names of tensors, aliases and objects, only {len(distinct)} differ"
-        problems.append(_problem(ErrorCode.NAME, "tensors", text))
     return problems
 
 
-def _check_features(manifest: Manifest) -> list[Problem]:
+def _check_features(excerpt: Excerpt) -> list[Problem]:
+    manifest = excerpt.manifest
     used = set(used_features(manifest))
+    known = KNOWN_FEATURES if excerpt.is_whole else KNOWN_FEATURES - {*CODEC_FEATURES.values()}
     declared = set(manifest.require)
     problems = [
         _problem(ErrorCode.FEATURE, "root", f"feature {name!r} is used but not in require")
@@ -188,22 +165,17 @@ def _check_features(manifest: Manifest) -> list[Problem]:
     ]
     problems += [
         _problem(ErrorCode.FEATURE, "root", f"feature {name!r} is in require but not used")
-        for name in sorted((declared - used) & KNOWN_FEATURES)
+        for name in sorted((declared - used) & known)
     ]
     return problems
-
-
-def block_counts(runs: RunTable) -> Ints:
-    """Return the number of blocks of each run, shape `(rows,)`."""
-    return ((runs.raw - 1) >> runs.block_log2) + 1
 
 
 def _first(mask: npt.NDArray[np.bool_]) -> int:
     return int(np.argmax(mask))
 
 
-def _check_runs(manifest: Manifest) -> list[Problem]:
-    runs, files = manifest.runs, manifest.files
+def _check_runs(excerpt: Excerpt) -> list[Problem]:
+    runs, files = excerpt.manifest.runs, excerpt.manifest.files
     problems: list[Problem] = []
 
     def rule(bad: npt.NDArray[np.bool_], code: ErrorCode, text: str) -> None:
@@ -213,7 +185,7 @@ def _check_runs(manifest: Manifest) -> list[Problem]:
                 name: int(getattr(runs, name)[row])
                 for name in ("file", "position", "raw", "stored", "codec", "item", "block0")
             }
-            problems.append(_problem(code, f"runs row {row}", text.format(**values)))
+            problems.append(_problem(code, f"runs row {excerpt.run(row)}", text.format(**values)))
 
     rule(runs.file >= len(files), ErrorCode.INDEX, "file {file} does not exist")
     if problems:
@@ -243,9 +215,9 @@ def _check_runs(manifest: Manifest) -> list[Problem]:
     )
     counts = block_counts(runs)
     bounds = np.searchsorted(runs.file, np.arange(len(files) + 1))
-    for index, row in enumerate(files):
-        rows = slice(int(bounds[index]), int(bounds[index + 1]))
-        problems += _check_file(manifest, index, rows, counts[rows])
+    for index in range(len(files)) if excerpt.is_whole else np.unique(runs.file).tolist():
+        rows, row = slice(int(bounds[index]), int(bounds[index + 1])), files[index]
+        problems += _check_file(excerpt, index, rows, counts[rows])
         if row.kind != "data":  # BCP-MAN-015: nothing else is known about it
             continue
         if row.table_bytes % ALIGNMENT_BYTES or row.table_bytes < ALIGNMENT_BYTES:
@@ -254,8 +226,9 @@ def _check_runs(manifest: Manifest) -> list[Problem]:
     return problems
 
 
-def _check_file(manifest: Manifest, index: int, rows: slice, counts: Ints) -> list[Problem]:
-    row, runs = manifest.files[index], manifest.runs
+def _check_file(excerpt: Excerpt, index: int, rows: slice, counts: Ints) -> list[Problem]:
+    manifest, row = excerpt.manifest, excerpt.manifest.files[index]
+    runs, is_full = manifest.runs, excerpt.is_whole and not row.unused
     where = f"file {row.name!r}"
     has_runs = rows.stop > rows.start
     if row.kind != "data":
@@ -265,7 +238,7 @@ def _check_file(manifest: Manifest, index: int, rows: slice, counts: Ints) -> li
         return [_problem(ErrorCode.INDEX, where, "no run lies in this data file")]
     problems = []
     encoded = bool((runs.codec[rows] != CODEC_RAW).any())
-    if encoded > row.lengths or (encoded < row.lengths and not row.unused):  # BCP-DAT-007
+    if encoded > row.lengths or (encoded < row.lengths and is_full):  # BCP-DAT-007
         text = f"lengths is {row.lengths}, encoded runs: {encoded}"
         problems.append(_problem(ErrorCode.TABLE, where, text))
     if row.unused and row.attempt_id == manifest.attempt_id:
@@ -284,34 +257,22 @@ def _check_file(manifest: Manifest, index: int, rows: slice, counts: Ints) -> li
         at = int(np.append(begin, row.table_bytes)[_first(gaps < 0)])
         text = f"ranges overlap at position {at}"
         problems.append(_problem(ErrorCode.EXTENT_OVERLAP, where, text))
-    elif (gaps >= ALIGNMENT_BYTES).any():
+    elif excerpt.is_whole and (gaps >= ALIGNMENT_BYTES).any():
         at = int(np.append(begin, row.table_bytes)[_first(gaps >= ALIGNMENT_BYTES)])
         text = f"4096 bytes or more before position {at} belong to nothing"
         problems.append(_problem(ErrorCode.EXTENT_HOLE, where, text))
     first = runs.block0[rows]
     last = first + counts
     steps = np.append(first, row.blocks) - np.concatenate(([0], last))
-    if (steps < 0).any() or (not row.unused and (steps != 0).any()):  # BCP-DAT-008
+    if (steps < 0).any() or (is_full and (steps != 0).any()):  # BCP-DAT-008
         text = f"block ranges of its runs do not partition its {row.blocks} blocks"
         problems.append(_problem(ErrorCode.TABLE, where, text))
     return problems
 
 
-def _check_tilings(manifest: Manifest) -> list[Problem]:
-    tensors, chunks = manifest.tensors, manifest.chunks
-    found = check_tilings(
-        shapes=tensors.shapes,
-        chunk_counts=tensors.chunks,
-        origin_values=chunks.origin,
-        extent_values=chunks.extent,
-        starts=chunks.start,
-        counts=chunks.count,
-    )
-    return [_problem(p.code, f"tensor {tensors.names[index]!r}", p.message) for index, p in found]
-
-
-def _check_run_contents(manifest: Manifest) -> list[Problem]:
+def _check_run_contents(excerpt: Excerpt) -> list[Problem]:
     """Check chunks, per-rank values and objects within the raw bytes of their runs (spec 9)."""
+    manifest = excerpt.manifest
     geometry = chunk_geometry(manifest)
     chunks, ranks, objects, runs = (
         manifest.chunks,
@@ -327,10 +288,10 @@ def _check_run_contents(manifest: Manifest) -> list[Problem]:
     def where(row: int) -> str:
         if row < len(chunks):
             name = manifest.tensors.names[int(geometry.tensor[row])]
-            return f"chunk {row} of tensor {name!r}"
+            return f"chunk {excerpt.chunk(row)} of tensor {name!r}"
         row -= len(chunks)
         if row < len(ranks):
-            return f"per-rank value {row}"
+            return f"per-rank value {excerpt.rank_value(row)}"
         return f"object {objects[row - len(ranks)].name!r}"
 
     bad = run >= len(runs)
@@ -346,11 +307,12 @@ def _check_run_contents(manifest: Manifest) -> list[Problem]:
     ):
         if mask.any():
             row = _first(mask)
-            place = f"offset {int(offset[row])}, {int(nbytes[row])} bytes, run {int(run[row])}"
+            place = f"offset {int(offset[row])}, {int(nbytes[row])} bytes, "
+            place += f"run {excerpt.run(int(run[row]))}"
             problems.append(_problem(code, where(row), f"{text} ({place})"))
     if problems:
         return problems
-    return _check_gaps(runs, run, offset, nbytes)
+    return _check_gaps(excerpt, run, offset, nbytes)
 
 
 def _joined(*columns: Ints) -> Ints:
@@ -359,8 +321,9 @@ def _joined(*columns: Ints) -> Ints:
     return filled[0] if len(filled) == 1 else np.concatenate(columns)
 
 
-def _check_gaps(runs: RunTable, run: Ints, offset: Ints, nbytes: Ints) -> list[Problem]:
+def _check_gaps(excerpt: Excerpt, run: Ints, offset: Ints, nbytes: Ints) -> list[Problem]:
     """Check that the contents of every run neither overlap nor leave 64 bytes unused."""
+    runs = excerpt.manifest.runs
     ascending = bool(
         ((run[1:] > run[:-1]) | ((run[1:] == run[:-1]) & (offset[1:] >= offset[:-1]))).all()
     )
@@ -377,21 +340,22 @@ def _check_gaps(runs: RunTable, run: Ints, offset: Ints, nbytes: Ints) -> list[P
             (before >= CHUNK_ALIGNMENT_BYTES, ErrorCode.EXTENT_HOLE, "64 unused bytes before"),
             (after >= CHUNK_ALIGNMENT_BYTES, ErrorCode.EXTENT_HOLE, "64 unused bytes after"),
         ):
-            if mask.any():
+            if mask.any() and (code is ErrorCode.EXTENT_OVERLAP or excerpt.is_whole):
                 row = _first(mask)
-                return [_problem(code, f"run {int(run[row])}", f"{text} {int(offset[row])}")]
+                where = f"run {excerpt.run(int(run[row]))}"
+                return [_problem(code, where, f"{text} {int(offset[row])}")]
     occupied = np.zeros(len(runs), dtype=np.bool_)
     occupied[run] = True
-    if not occupied.all():
+    if excerpt.is_whole and not occupied.all():
         row = _first(~occupied)
         return [_problem(ErrorCode.EXTENT_HOLE, f"run {row}", "holds nothing")]
     return []
 
 
-def _check_per_rank_paths(manifest: Manifest) -> list[Problem]:
+def _check_per_rank_paths(values: PerRankTable) -> list[Problem]:
     """Check that the ordinals 0 to the largest all have rows (BCP-COL-005)."""
-    paths = manifest.per_rank.path  # ascending (BCP-COL-004)
-    if (np.diff(paths, prepend=-1) > 1).any():
+    # their paths ascend (BCP-COL-004)
+    if (np.diff(values.path, prepend=-1) > 1).any():
         text = "a per-rank node of the state has no row"
         return [_problem(ErrorCode.STATE, "per_rank", text)]
     return []

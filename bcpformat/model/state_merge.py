@@ -12,19 +12,17 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from bcpformat.errors import DisagreementError, ErrorCode, InvalidArgumentError, Problem
+from bcpformat.errors import ErrorCode, InvalidArgumentError, Problem
 from bcpformat.model import nodes
+from bcpformat.model.disagreement import MOST_PROBLEMS, disagreement
 from bcpformat.model.manifest import Ints, Node, Value, ints
 from bcpformat.model.merged_tree import Split, Tree, same
 from bcpformat.model.names import shortened
 from bcpformat.model.rank_state import ObjectRef, RankState
-from bcpformat.model.state_union import MOST_PROBLEMS, StateUnion
+from bcpformat.model.state_union import StateUnion
 
 Disagree: TypeAlias = Literal["error", "per_rank"]
 """What becomes of a plain value that differs: an error, or the values of single ranks."""
-
-_SHOWN = 40
-"""Problems that an error's message lists; `problems` has up to 100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,22 +286,24 @@ class StateMerger:
         for number in {number for pair in self._union.aliases for number in pair}:
             group[number] = lowest(number)
         if self._union.aliases:
-            for numbers, ranks in zip(self._rows, self._ranks, strict=True):
-                self._compare_aliases(numbers[nodes.TENSOR].tolist(), ranks[0], group)
+            for rows, ranks in zip(self._rows, self._ranks, strict=True):
+                self._compare_aliases(rows[nodes.TENSOR].tolist(), ranks[0], group)
         return group
 
     def _compare_aliases(self, numbers: list[int], rank: int, group: list[int]) -> None:
-        """Find tensors of one document that are one tensor in another."""
+        """Find tensors of one document that are one tensor elsewhere."""
         names = self._union.names
         first: dict[int, int] = {}
         for number in numbers:
             other = first.setdefault(group[number], number)
             if other != number:
-                others = (
-                    r for (a, _), r in self._union.aliases.items() if group[a] == group[number]
+                elsewhere = min(
+                    said
+                    for (low, _), said in self._union.aliases.items()
+                    if group[low] == group[number] and said != rank
                 )
                 text = f"rank {rank} has it and {shortened(names[number])} as two tensors, rank "
-                text += f"{min(others)} as one; tie them on every rank that has both, or on none"
+                text += f"{elsewhere} as one; tie them on every rank that has both, or on none"
                 self._problem(names[other], text)
 
     def _forms(self, row: Ints, names: Sequence[str]) -> list[tuple[str, tuple[int, ...], int]]:
@@ -321,20 +321,6 @@ class StateMerger:
             at = int(row[number])
             self._compare_extra(names[at], found.setdefault(at, extra), extra)
         return {at: found[at][0] for at in sorted(found)}
-
-
-def disagreement(problems: Sequence[Problem]) -> DisagreementError:
-    """Return one error that lists the problems, of which there is at least one."""
-    lines = [f"{p.where}: {p.message}" if p.where else p.message for p in problems]
-    if len(lines) == 1:
-        return DisagreementError(lines[0], problems=problems)
-    text = f"ranks that save together differ in {len(lines)} places"
-    if len(lines) >= MOST_PROBLEMS:
-        text = f"ranks that save together differ in {MOST_PROBLEMS} places or more"
-    shown = [text, *(f"  {line}" for line in lines[:_SHOWN])]
-    if len(lines) > _SHOWN:
-        shown.append(f"  ... and {len(lines) - _SHOWN} more, all in .problems")
-    return DisagreementError("\n".join(shown), problems=problems)
 
 
 def _alone(state: RankState) -> MergedState:

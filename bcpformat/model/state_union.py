@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from bcpformat.errors import ErrorCode, Problem
 from bcpformat.model import nodes
+from bcpformat.model.disagreement import MOST_PROBLEMS
 from bcpformat.model.keys import by_value
 from bcpformat.model.manifest import Node
 from bcpformat.model.merged_tree import (
@@ -32,9 +33,6 @@ from bcpformat.model.merged_tree import (
 from bcpformat.model.rank_state import ObjectRef, RankState
 from bcpformat.model.state_shown import Detail, shown_container, shown_reference, shown_value
 from bcpformat.model.state_walk import Path, children
-
-MOST_PROBLEMS = 100
-"""Problems of one merge that are kept; nobody reads more."""
 
 _DICTS = (nodes.DICT, nodes.ORDERED_DICT)
 _PLAIN_KEYS = (str, int, type(None))
@@ -231,7 +229,7 @@ class StateUnion:
         rows = self._document.rows[kind]
         if rows[row] < 0:
             rows[row] = number
-        elif rows[row] != number:
+        else:  # another name of the tensor
             pair = (min(rows[row], number), max(rows[row], number))
             self.aliases.setdefault(pair, self._document.rank)
 

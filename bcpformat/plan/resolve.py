@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bcpformat.model.checks import block_counts, chunk_geometry, tensor_dtypes
+from bcpformat.model.geometry import block_counts, chunk_geometry, tensor_dtypes
 from bcpformat.model.manifest import Ints, Manifest, RunTable
 from bcpformat.model.region import Box, Region
 from bcpformat.model.tiling import Rows

@@ -260,6 +260,9 @@ class _End:
         self._board = board
         self._calls = 0
 
+    def describe(self, rank: int) -> str:
+        return f"rank {rank}"
+
     def total(self, values: Ints, *, timeout_s: float) -> Ints:
         self._calls += 1
         return self._board.total(self.rank, self._calls, values, timeout_s)

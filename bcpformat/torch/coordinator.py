@@ -7,13 +7,16 @@ the group, on a client of their own.
 
 What was found out about gloo (torch 2.13), and is relied on:
 
-- A sum that passes its time-out closes the connections of this rank.  Its group is of no use any
-  more; and a rank that comes late fails at once instead of waiting for a sum that nobody else
-  finishes.  So all fail, and the next `coordinator_for` makes new connections.
+- A sum that passes its time-out closes all connections of this rank.  A rank that comes late then
+  fails at once, instead of waiting for a sum that nobody else finishes.
 - Only a time-out given to the operation itself does this.  `Work.wait` can also stop waiting, but
   leaves the operation running, and the process cannot end before that does.
-- A dead rank fails the sums of the others within milliseconds, but the error does not tell which
-  rank it was: a neighbour that failed first looks the same.
+- A dead rank fails the sums of those that talk to it within milliseconds.  Their connections to
+  others stay, and those would wait until their time-out; so a rank that fails drops all that holds
+  its connections.  The error does not tell which rank is dead: a neighbour that failed first
+  looks the same.
+
+So after any failure all fail, and the next `coordinator_for` makes new connections.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ def coordinator_for(group: ProcessGroup | None, *, timeout_s: float = 300.0) -> 
         CoordinationError: Ranks did not come (``E_TIMEOUT``), named in the message and in
             `.ranks`; or the store or a rank is gone (``E_RANK_LOST``).
     """
-    if not dist.is_available() or not dist.is_initialized():
+    if not dist.is_initialized():
         text = "torch.distributed has no process group; call init_process_group first"
         raise InvalidArgumentError(text)
     known = dist.group.WORLD if group is None else group
@@ -201,9 +204,9 @@ class TorchCoordinator:
             CoordinationError: A rank did not come (``E_TIMEOUT``) or is gone (``E_RANK_LOST``); the
                 message and `.ranks` name it where that can be known.
         """
-        if self._gloo is None:  # there is nobody else
+        if self.size == 1:
             return values.copy()
-        if not self._is_whole:
+        if self._gloo is None or not self._is_whole:
             raise self._broken()
         self._calls += 1
         self._say_here()
@@ -214,9 +217,10 @@ class TorchCoordinator:
         self._is_whole = False  # until it is done: Ctrl-C leaves it half done
         # The stub lacks it: what a Backend can do is listed under ProcessGroup only.
         work = self._gloo.allreduce([summed], options)  # type: ignore[attr-defined]
-        try:
-            _finish(work, start + timeout_s + _MARGIN_S)
-        except RuntimeError as error:
+        error = _finish(work, start + timeout_s + _MARGIN_S)
+        if error is not None:
+            if work.is_completed():
+                self._gloo = work = None  # closes the connections: nobody shall wait for this rank
             is_late = time.monotonic() - start >= timeout_s
             self._failure = self._explained(timeout_s, is_late=is_late)
             raise self._failure from error
@@ -301,15 +305,22 @@ class TorchCoordinator:
         return f"{self._prefix}value/{key}"
 
 
-def _finish(work: Work, deadline: float) -> None:
-    """Wait until an operation is done; raise its error, or RuntimeError at the deadline."""
+def _finish(work: Work, deadline: float) -> RuntimeError | None:
+    """Wait until an operation is done or the time is over; return its error.
+
+    The error holds no frame: the operation would live in it, and with it the connections.
+    """
     while not work.is_completed():
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise RuntimeError("the operation did not keep its own time-out")
+            return RuntimeError("the operation did not keep its own time-out")
         with suppress(RuntimeError):  # this wait is over, or the operation failed: see below
             work.wait(timedelta(seconds=min(left_s, _SLICE_S) + 0.001))
-    work.wait()
+    try:
+        work.wait()
+    except RuntimeError as error:
+        return error.with_traceback(None)
+    return None
 
 
 def _first(error: BaseException) -> str:

@@ -110,9 +110,8 @@ def _check(placed: Sequence[InBuffer]) -> None:
             _refuse(f"two parameters of a flat buffer are named {part.name!r}")
         names.add(part.name)
         if before is not None and part.offset < before.end and part.end > part.offset:
-            _refuse(
-                f"{part.name!r} begins at {part.offset}, before {before.name!r} ends at {before.end}"
-            )
+            text = f"{part.name!r} begins at {part.offset} in a flat buffer, before the end of "
+            _refuse(f"{text}{before.name!r}, {before.end}")
         if before is None or part.end > before.end:
             before = part
 

@@ -13,7 +13,8 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
 from typing import Any, TypeAlias, TypeVar
 
@@ -31,7 +32,7 @@ _INLINE_BYTES = 64 << 10
 _PIECE_BYTES = 1 << 20  # TCPStore refuses more than 8 MiB; small pieces let other calls between
 _BLOCK_KEYS = 16 << 10  # TCPStore refuses to be asked for more than 128 Ki keys at once
 
-_LAST_CALL_S = 1.0  # how long the end of a mailbox waits for calls that have begun
+_LAST_CALL_S = 5.0  # how long the end of a mailbox waits for a call that has begun
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.25
 _PAUSE_PER_RANK_S = 0.0002  # all ranks together ask at most 5000 times a second
@@ -248,6 +249,10 @@ class _Line:
 
 
 def _end(calls: SimpleQueue[_Call | None], thread: Thread) -> None:
+    """End the thread of a line after the call it is in; nobody waits for those that follow."""
+    with suppress(Empty):
+        while True:
+            calls.get_nowait()
     calls.put(None)
     if thread is not current_thread():
         thread.join(_LAST_CALL_S)

@@ -30,15 +30,16 @@ Settings = dict[str, Any]  # Any: whatever an optimizer has in a group
 _OF_PROCESS = ("params", "param_names")
 """What a group has that is no setting."""
 
+_ATOMS = (bool, int, float, str, type(None))
+
 
 class Place(Protocol):
-    """Which named tensors a parameter of an optimizer stands for.
+    """Which named tensors a parameter of an optimizer stands for."""
 
-    Attributes:
-        names: Their names: one for a parameter, several for a flat one.
-    """
-
-    names: tuple[str, ...]
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names: one for a parameter, several for a flat one."""
+        ...
 
     def shown(self, value: Any) -> Mapping[str, Any]:  # Any: a value of the optimizer, and leaves
         """Return what to store of a value that the optimizer keeps for the parameter, by name."""
@@ -73,9 +74,7 @@ Places = Mapping[torch.Tensor, Place]
 """Every parameter of the model to its place."""
 
 
-def optimizer_tree(
-    optimizers: Sequence[Optimizer], places: Places, *, attach: bool
-) -> Tree:
+def optimizer_tree(optimizers: Sequence[Optimizer], places: Places, *, attach: bool) -> Tree:
     """Return the state of optimizers by name.
 
     An optimizer that has no state because it made no step gets that of its first step, without the
@@ -136,6 +135,8 @@ def _settings(group: Mapping[str, Any]) -> Settings:
 
 def own(value: Any) -> Any:
     """Return a copy of a value of an optimizer: one tensor under two names would be tied."""
+    if type(value) in _ATOMS:
+        return value
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
@@ -234,9 +235,9 @@ def _first_step(twin: Optimizer, group: Settings, like: torch.Tensor) -> Setting
         settings["differentiable"] = False
     twin.state = defaultdict(dict)
     twin.param_groups = [{**settings, "params": [parameter]}]
-    step = type(twin).step
+    step: Any = type(twin).step  # Any: torch puts a function around it, which calls the hooks
     if getattr(step, "hooked", False):
-        step = step.__wrapped__  # what torch put around it calls the hooks
+        step = step.__wrapped__
     try:
         step(twin)
     except Exception as error:  # what an optimizer may raise is not known
@@ -255,7 +256,9 @@ def _first_step(twin: Optimizer, group: Settings, like: torch.Tensor) -> Setting
 # ---- back ----------------------------------------------------------------------------------------
 
 
-def load_optimizers(optimizers: Sequence[Optimizer], places: Places, tree: Mapping[str, Any]) -> None:
+def load_optimizers(
+    optimizers: Sequence[Optimizer], places: Places, tree: Mapping[str, Any]
+) -> None:
     """Give optimizers the state of a tree that `optimizer_tree` made, filled by a read.
 
     Tensors that the optimizer has already stay the same objects.  A parameter of which the tree
@@ -286,8 +289,8 @@ def _plan(
         kept = _join(places[parameter], optimizer.state.get(parameter, {}), tree.get(STATE, {}))
         if kept:
             states[n] = kept
+    numbers = {id(parameter): n for n, parameter in parameters.items()}
     groups = []
-    start = 0
     for position, group in enumerate(optimizer.param_groups):
         names = [name for p in group["params"] for name in places[p].names]
         saved = [(name, tree.get(GROUPS, {}).get(name)) for name in names]
@@ -296,14 +299,13 @@ def _plan(
             saved = [(f"{EMPTY}/{where}", tree.get(EMPTY, {}).get(where))]
         settings = {key: value for key, value in group.items() if key != "params"}
         settings.update(_common([(name, each) for name, each in saved if each is not None]))
-        end = start + len(group["params"])
-        numbers = {id(p): n for n, p in parameters.items()}
         groups.append({**settings, "params": [numbers[id(p)] for p in group["params"]]})
-        start = end
     return states, groups
 
 
-def _join(place: Place, live: Mapping[Any, Any], states: Mapping[str, Mapping[Any, Any]]) -> Settings:
+def _join(
+    place: Place, live: Mapping[Any, Any], states: Mapping[str, Mapping[Any, Any]]
+) -> Settings:
     """Return what is to be kept of a parameter, empty if nothing is stored of it."""
     given = {name: states[name] for name in place.names if states.get(name)}
     if not given:
@@ -327,7 +329,9 @@ def _common(saved: Sequence[tuple[str, Settings]]) -> Settings:
     for name, other in saved[1:]:
         for key in settings.keys() | other.keys():
             if key not in other or key not in settings or not equal(settings[key], other[key]):
-                text = f"{shortened(first)} and {shortened(name)} are in one group of the optimizer, "
+                text = (
+                    f"{shortened(first)} and {shortened(name)} are in one group of the optimizer, "
+                )
                 text += f"but {key!r} was saved as {settings.get(key)!r:.100} and "
                 text += f"{other.get(key)!r:.100}; make the groups that were saved"
                 raise InvalidArgumentError(text, code=ErrorCode.MISMATCH)
@@ -339,7 +343,7 @@ def equal(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
         return both and a.dtype == b.dtype and torch.equal(a, b)
-    return type(a) is type(b) and (a == b or (a != a and b != b))  # two NaN are one setting
+    return type(a) is type(b) and (a == b or repr(a) == repr(b))  # two NaN are one setting
 
 
 def _load(optimizer: Optimizer, states: dict[int, Settings], groups: list[Settings]) -> None:

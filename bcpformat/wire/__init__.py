@@ -14,6 +14,7 @@ from bcpformat.wire.manifest import (
     decode_manifest,
     encode_document,
     encode_manifest,
+    manifest_of,
 )
 from bcpformat.wire.root import (
     Root,
@@ -42,5 +43,6 @@ __all__ = [
     "encode_document",
     "encode_header",
     "encode_manifest",
+    "manifest_of",
     "root_extent",
 ]

@@ -90,6 +90,30 @@ def decode_manifest(data: Buffer, *, key: str, limits: Limits) -> Manifest:
         root, lambda row: view[row.position_bytes : row.end_bytes], key=key, limits=limits
     )
     tensors = sections.tensors()
+    return manifest_of(
+        root,
+        files=sections.files(),
+        tensors=tensors,
+        runs=sections.runs(root.of_kind("runs")),
+        chunks=sections.chunks(root.of_kind("chunks"), tensors=tensors),
+        state=sections.state(),
+        per_rank=sections.per_rank(root.of_kind("per_rank")),
+        objects=sections.objects(),
+    )
+
+
+def manifest_of(
+    root: Root,
+    *,
+    files: Sequence[FileRow],
+    tensors: TensorTable,
+    runs: RunTable,
+    chunks: ChunkTable,
+    state: Node,
+    per_rank: PerRankTable,
+    objects: Sequence[ObjectRow],
+) -> Manifest:
+    """Return what a root and the rows of its sections say, or some of the rows."""
     return Manifest(
         attempt_id=root.attempt_id,
         minor=root.minor,
@@ -101,13 +125,13 @@ def decode_manifest(data: Buffer, *, key: str, limits: Limits) -> Manifest:
         user=root.user,
         digest=root.digest,
         extra=root.extra,
-        files=sections.files(),
+        files=files,
         tensors=tensors,
-        runs=sections.runs(root.of_kind("runs")),
-        chunks=sections.chunks(root.of_kind("chunks"), tensors=tensors),
-        state=sections.state(),
-        per_rank=sections.per_rank(root.of_kind("per_rank")),
-        objects=sections.objects(),
+        runs=runs,
+        chunks=chunks,
+        state=state,
+        per_rank=per_rank,
+        objects=objects,
     )
 
 

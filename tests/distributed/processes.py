@@ -69,7 +69,7 @@ def spawn(
     size: int,
     jobs: Sequence[Job],
     *,
-    timeout_s: float = 100.0,
+    timeout_s: float = 180.0,
 ) -> list[list[Outcome]]:
     """Start processes, have them do jobs, end them, and return the outcomes.
 
@@ -106,7 +106,7 @@ def spawn(
         return [[_outcome(place, j, rank) for rank in range(size)] for j in range(len(jobs))]
 
 
-def run_script(command: Sequence[str], *, timeout_s: float = 100.0) -> str:
+def run_script(command: Sequence[str], *, timeout_s: float = 180.0) -> str:
     """Run a command in the repository to its end; return what it printed.
 
     Raises:

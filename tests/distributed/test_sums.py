@@ -71,17 +71,18 @@ def test_death_of_one_rank_reaches_ranks_that_do_not_talk_to_it() -> None:
     group.totals()
     group.ends[5]._gloo = None  # closes its connections, as its death would
 
-    def act(rank: int) -> CoordinationError | None:
+    def act(rank: int) -> tuple[ErrorCode, tuple[int, ...], bool] | None:
+        start = time.monotonic()
         try:
-            group.ends[rank].total(ints([1]), timeout_s=20.0) if rank != 5 else None
+            if rank != 5:
+                group.ends[rank].total(ints([1]), timeout_s=40.0)
         except CoordinationError as error:
-            return error
+            return error.code, error.ranks, time.monotonic() - start < 30
         return None
 
-    errors = group.on_each(act)
+    found = group.on_each(act)
 
-    found = [(error.code, error.ranks) for rank, error in enumerate(errors) if rank != 5]
-    assert found == [(ErrorCode.RANK_LOST, (5,))] * 7
+    assert found == [(ErrorCode.RANK_LOST, (5,), True) if rank != 5 else None for rank in range(8)]
 
 
 def test_sum_after_a_failed_one_says_what_failed() -> None:
@@ -97,8 +98,10 @@ def test_sum_after_a_failed_one_says_what_failed() -> None:
     assert caught.value.ranks == (1,)
 
 
+@pytest.mark.slow
 def test_interrupt_ends_the_wait_for_a_sum_and_the_use_of_the_group() -> None:
-    end = _Group(2).ends[0]
+    group = _Group(2)
+    end = group.ends[0]
     interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     interrupt.start()
     start = time.monotonic()

@@ -93,6 +93,8 @@ shapes = st.lists(st.integers(1, 5), max_size=3).map(tuple)
 def tilings(draw: st.DrawFn, name: str, shape: tuple[int, ...]) -> list[Piece]:
     """Pieces that tile a tensor: boxes, some of them cut into flat ranges."""
     boxes = [((0,) * len(shape), shape)]
+    if draw(st.booleans()):
+        return [Piece(name, *boxes[0])]
     for axis in range(len(shape)):
         cuts = sorted({0, shape[axis], *draw(st.lists(st.integers(0, shape[axis]), max_size=2))})
         boxes = [
@@ -106,7 +108,8 @@ def tilings(draw: st.DrawFn, name: str, shape: tuple[int, ...]) -> list[Piece]:
     pieces = []
     for origin, extent in boxes:
         total = prod(extent)
-        cuts = sorted({0, total, *draw(st.lists(st.integers(0, total), max_size=2))})
+        flat = draw(st.lists(st.integers(0, total), max_size=2)) if draw(st.booleans()) else []
+        cuts = sorted({0, total, *flat})
         pieces += [
             Piece(name, origin, extent, low, high - low if len(cuts) > 2 else None)
             for low, high in pairwise(cuts)
@@ -140,7 +143,7 @@ def saves(draw: st.DrawFn) -> list[Rank]:
             p.count is None and not any(p.origin) and p.extent == value[p.name].shape  # type: ignore[attr-defined]
             for p in stored
         )
-        ranks.append(Rank(value, stored, with_columns=not is_whole or draw(st.booleans())))
+        ranks.append(Rank(value, stored, with_columns=not is_whole))
     return ranks
 
 
@@ -191,8 +194,8 @@ def test_a_state_without_anything_to_store_has_no_file() -> None:
 
 
 def test_origins_too_many_for_one_number_are_sorted_by_two() -> None:
-    """2,000 tensors of 2^52 elements: a row and an element do not fit in 63 bits together."""
-    names = [f"{n:04d}" for n in range(2000)]
+    """3,000 tensors of 2^52 elements: a row and an element do not fit in 63 bits together."""
+    names = [f"{n:04d}" for n in range(3000)]
     shape = (2**26, 2**26)
     part = part_of(0, Rank({name: w(1, 1) for name in names}))
     state = replace(part.state, shapes=[shape] * len(names))
@@ -205,9 +208,8 @@ def test_origins_too_many_for_one_number_are_sorted_by_two() -> None:
         extent=np.full(2 * len(rows), 2**25),
     )
 
-    manifest = merger_of(
-        [replace(part, state=state, chunks=chunks, chunk_tensor=rows // 2)]
-    ).finish()
+    part = replace(part, state=state, chunks=chunks, chunk_tensor=rows // 2)
+    manifest = merger_of([part]).finish()
 
     assert manifest.chunks.offset.tolist() == list(range(len(rows)))
 
@@ -290,6 +292,16 @@ def test_a_part_that_does_not_belong_here_is_refused(changes: dict[str, Any], te
 
     with pytest.raises(InvalidArgumentError, match=text):
         merger.add(replace(second, **changes))
+
+
+def test_elements_stored_twice_under_one_name_are_left_to_the_rules_of_the_manifest() -> None:
+    t = w(4)
+    parts = parts_of(Rank({"emb": t, "head": t, "x": w(2)}), Rank({"x": w(2)}))
+
+    manifest = merger_of(parts).finish()
+
+    problems = check_manifest(manifest, limits=DEFAULT_LIMITS)
+    assert [(p.code, p.where) for p in problems] == [(ErrorCode.COVERAGE, "tensor 'x'")]
 
 
 def test_states_that_differ_are_an_error_with_all_places() -> None:

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bcpformat.codec.digest import document_digest
+from bcpformat.codec.zstd import decompress_frame
 from bcpformat.engine.part import Part, ReplicaChecks, decode_part, encode_part
 from bcpformat.engine.state_record import KnownStates, encode_state_record, state_digest
 from bcpformat.errors import ErrorCode, FormatError, LimitError
 from bcpformat.model.leaves import PerRank
 from bcpformat.model.limits import Limits
 from bcpformat.model.manifest import FileRow, ints
+from bcpformat.model.rank_state import RankState
 from bcpformat.wire.mp import decode, encode
 from tests.engine.parts import Piece, Rank, part_of
 
@@ -65,11 +67,15 @@ def read(record: bytes, **options: Any) -> Part:
     return decode_part(record, where="rank 3", **options)
 
 
+def raw_of(record: bytes) -> bytes:
+    """The document of a record, as anybody could decode it."""
+    nbytes, stored = int.from_bytes(record[:8], "little"), record[24:]
+    return stored if nbytes == len(stored) else decompress_frame(stored, raw_bytes=nbytes)
+
+
 def changed(key: str, value: Any) -> bytes:
     """A record of which one value is another, with digests and all."""
-    from bcpformat.engine.part import _unpack
-
-    document: Any = decode(_unpack(RECORD, "", Limits()), max_depth=16, where="")
+    document: Any = decode(raw_of(RECORD), max_depth=16, where="")
     assert key in document
     return sealed(encode({**document, key: value}, max_depth=16, where=""))
 
@@ -109,13 +115,7 @@ def test_a_large_record_is_compressed_and_a_small_one_is_as_it_is() -> None:
 
     assert len(record) < int.from_bytes(record[:8], "little") / 4
     assert same(read(record), part)
-    assert same(read(sealed(_raw(record))), part)
-
-
-def _raw(record: bytes) -> bytes:
-    from bcpformat.engine.part import _unpack
-
-    return _unpack(record, "", Limits())
+    assert same(read(sealed(raw_of(record))), part)
 
 
 def test_equal_states_are_decoded_once() -> None:
@@ -152,7 +152,7 @@ def test_a_record_with_another_byte_is_refused(position: int, flip: int) -> None
 @given(st.data())
 def test_a_document_with_any_other_byte_is_refused_or_read(data: st.DataObject) -> None:
     """No crash, whatever the bytes say; a record with a good digest may say other things."""
-    raw = bytearray(_raw(RECORD))
+    raw = bytearray(raw_of(RECORD))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -174,8 +174,9 @@ def test_a_record_of_another_version_is_refused() -> None:
     assert caught.value.code is ErrorCode.VERSION
 
 
-COLUMNS = np.frombuffer(decode(_raw(RECORD), max_depth=16, where="")["columns"], "<i8")  # type: ignore[call-overload, index]
-COUNTS: Any = decode(_raw(RECORD), max_depth=16, where="")["counts"]  # type: ignore[call-overload, index]
+DOCUMENT: Any = decode(raw_of(RECORD), max_depth=16, where="")
+COLUMNS = np.frombuffer(DOCUMENT["columns"], "<i8")
+COUNTS: list[int] = DOCUMENT["counts"]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ STATE: Any = decode(encode_state_record(full().state), max_depth=18, where="")
         ("extra", [[0]]),
         ("extra", [[0, 1]]),
         ("extra", [[0, {}, {}]]),
-        ("names", STATE["names"][::-1]),
+        ("names", [*STATE["names"][:2][::-1], *STATE["names"][2:]]),
         ("names", STATE["names"][:-1]),
         ("ndim", b"\x21" * len(STATE["names"])),
         ("ndim", b"\x00" * len(STATE["names"])),
@@ -248,6 +249,14 @@ def test_a_state_that_breaks_a_rule_is_refused(key: str, value: Any) -> None:
     assert key in STATE
     with pytest.raises(FormatError, match="rank 3"):
         read(changed("state", encode({**STATE, key: value}, max_depth=18, where="")))
+
+
+def test_names_that_do_not_ascend_are_refused() -> None:
+    state = RankState(
+        root=[6, "b", 0, "a", 1], names=["b", "a"], dtypes=["int8"] * 2, shapes=[(), ()]
+    )
+    with pytest.raises(FormatError, match="found 'a' after 'b'"):
+        read(changed("state", encode_state_record(state)))
 
 
 def test_files_of_a_record_keep_all_their_keys() -> None:

@@ -15,7 +15,7 @@ import torch
 import bcpformat
 from bcpformat import ErrorCode, MemoryStore
 from bcpformat.engine.read import BUFFER_BYTES
-from bcpformat.model.checks import block_counts
+from bcpformat.model.geometry import block_counts
 from bcpformat.model.limits import DEFAULT_LIMITS
 from bcpformat.model.manifest import ints
 from bcpformat.plan.resolve import ChunkIndex

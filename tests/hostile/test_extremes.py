@@ -11,6 +11,7 @@ import resource
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from tests.hostile.extremes import (
     of_state,
     packed,
 )
-from tests.oracle.bcp_oracle import read_checkpoint
+from tests.oracle.bcp_oracle import BITS, read_checkpoint
 from tests.oracle.make_checkpoint import write
 from tests.rules.build import Draft
 from tests.rules.verdicts import store_of
@@ -329,6 +330,8 @@ def test_a_tensor_with_another_row_is_what_the_specification_says(
             continue
 
         expected = read_checkpoint(write(tmp_path / str(number), objects))["tensors"]
+        for dtype, shape, _ in expected.values():
+            assert prod(max(dim, 1) for dim in shape) * BITS[dtype] < 2**56, what  # BCP-CNV-003
 
         with bcpformat.open(store, options=OPTIONS) as checkpoint:
             found = {name: tensor(checkpoint[name]) for name in expected}

@@ -338,6 +338,10 @@ def test_at_most_a_hundred_problems_are_kept_and_forty_shown() -> None:
     assert "60 more" in lines[-1]
 
 
+def test_at_most_a_hundred_tensors_that_differ_are_kept() -> None:
+    assert len(problems_of({n: w(1) for n in range(120)}, {n: w(2) for n in range(120)})) == 100
+
+
 def test_few_problems_are_all_shown() -> None:
     with pytest.raises(DisagreementError) as caught:
         merged([0, 0], [1, 1])
@@ -404,10 +408,40 @@ def test_a_value_that_differed_cannot_become_a_tensor_later() -> None:
     assert found["a"].startswith("rank 0 has 1, rank 2 has a numpy array")
 
 
-def test_once_there_is_a_problem_plain_values_that_differ_are_none() -> None:
-    found = problems_of({"a": 1, "b": 1}, {"a": w(), "b": 2}, disagree="per_rank")
+def test_keys_that_some_documents_lack_are_lacking_in_their_values() -> None:
+    ranks: list[Any] = [{"v": {"a": 1}}, {"v": {"b": 2}}, {"v": {"a": 1, "c": 3}}, {"v": {"a": 1}}]
 
-    assert list(found) == ["a"]
+    state = merged(*ranks, {"v": 0}, disagree="per_rank")
+
+    assert undeclared(state)[0] == {**{r: value["v"] for r, value in enumerate(ranks)}, 4: 0}
+
+
+def test_values_of_several_places_are_kept_apart() -> None:
+    state = merged([1, 1, "x"], [2, 1, "y"], disagree="per_rank")
+
+    assert undeclared(state) == {0: {0: 1, 1: 2}, 1: {0: "x", 1: "y"}}
+
+
+def test_plain_values_beside_tensors_in_a_registered_type_cannot_become_per_rank_values() -> None:
+    found = problems_of({"p": Point([w(), 1])}, {"p": Point([w(), 2])}, disagree="per_rank")
+
+    assert list(found) == ["p/1"] and "it is part of a value of a registered type" in found["p/1"]
+
+
+def test_plain_values_after_a_registered_type_with_tensors_become_per_rank_values() -> None:
+    state = merged([Point([w()]), 1], [Point([w()]), 2], disagree="per_rank")
+
+    assert undeclared(state) == {0: {0: 1, 1: 2}}
+
+
+def test_what_holds_a_problem_is_no_value_that_differs() -> None:
+    assert list(problems_of({"v": [w()]}, {"v": [1]}, {"v": 5}, disagree="per_rank")) == ["v/0"]
+
+
+def test_once_there_is_a_problem_plain_values_that_differ_are_none() -> None:
+    found = problems_of({"a": 1, "b": 1}, {"a": w(), "b": 2}, {"b": w()}, disagree="per_rank")
+
+    assert list(found) == ["a", "b"] and found["b"].startswith("rank 0 has 1, rank 2 has a numpy")
 
 
 # ---- names of one tensor -----------------------------------------------------------------------
@@ -439,6 +473,16 @@ def test_names_are_one_tensor_through_several_ranks() -> None:
     state = merged({"a": s, "b": s}, {"c": t, "b": t}, {"c": w()})
 
     assert state.names == ["a"] and state.aliases == {0: ("b", "c")}
+
+
+def test_names_of_many_tensors_are_one_tensor_through_several_ranks() -> None:
+    a, b, c = w(), w(), w()
+    state = merged(
+        {"p": w(3), "a": a, "b": a}, {"d": b, "c": b}, {"d": c, "b": c, "q": w(4)}, {"c": w()}
+    )
+
+    assert state.names == ["a", "p", "q"] and state.aliases == {0: ("b", "d", "c")}
+    assert [rows.tolist() for rows in state.tensor_rows] == [[0, 1], [0], [0, 2], [0]]
 
 
 def test_names_that_are_one_tensor_here_and_two_there_are_refused() -> None:

@@ -100,7 +100,7 @@ def test_a_large_replica_is_split_among_its_holders() -> None:
     assert np.array_equal(bcpformat.read(store, as_numpy=True)["w"], whole)
 
 
-def test_replicas_that_differ_are_refused_and_named() -> None:
+def test_t33_replicas_that_differ_are_refused_and_named() -> None:
     store = MemoryStore()
 
     errors = failures(store, 2, lambda rank: {"experts.0.w": np.full(8, rank, dtype=np.float32)})
