@@ -74,6 +74,7 @@ class Meeting:
         except BcpError as common:
             with suppress(CoordinationError):  # whoever failed must not end before all know it
                 self.total(ints([0]))
+                self.forget("failed", failed[0])
             raise common from error
 
     # ---- on any thread ---------------------------------------------------------------------

@@ -26,6 +26,7 @@ from bcpformat.errors import (
     FormatError,
     LimitError,
 )
+from bcpformat.model.excerpt import Excerpt
 from bcpformat.model.limits import ALIGNMENT_BYTES
 from bcpformat.model.manifest import Ints, Manifest
 from bcpformat.model.progress import Progress, silent
@@ -50,12 +51,37 @@ class BadBlock:
 
 
 class TensorReader:
-    """Reads parts of one checkpoint; safe to call from several threads."""
+    """Reads parts of one checkpoint; safe to call from several threads.
 
-    def __init__(self, store: Store, manifest: Manifest, options: ReadOptions) -> None:
-        self.manifest = manifest
-        self.files = DataFiles(store, manifest, limits=options.limits)
-        self.index = ChunkIndex(manifest)
+    Attributes:
+        manifest: All rows of its manifest, or those of an excerpt.
+        files: Its data files.
+        index: Its chunks.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest | Excerpt,
+        options: ReadOptions,
+        *,
+        files: DataFiles | None = None,
+    ) -> None:
+        """Make a reader; it opens files when it needs them.
+
+        Args:
+            store: Where the checkpoint is.
+            manifest: What is read, checked.
+            options: How.
+            files: Files of the same checkpoint, to be opened once for this reader and others.
+        """
+        self._excerpt = manifest if isinstance(manifest, Excerpt) else Excerpt(manifest=manifest)
+        self.manifest = self._excerpt.manifest
+        if files is None:
+            self.files = DataFiles(store, self.manifest, limits=options.limits)
+        else:
+            self.files = files.with_runs(self.manifest)
+        self.index = ChunkIndex(self.manifest)
         self._options = options
 
     @cached_property
@@ -121,12 +147,7 @@ class TensorReader:
         Raises:
             LimitError: Code ``E_BUDGET``.
         """
-        budget = self._options.budget_bytes
-        if budget is None:
-            budget = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if nbytes > budget:
-            text = f"needs {nbytes} bytes, the budget is {budget}; read less or raise budget_bytes"
-            raise LimitError(text, code=ErrorCode.BUDGET)
+        check_budget(nbytes, self._options)
 
     def plan(self, pieces: Pieces, blocks: Blocks) -> TaskPlan:
         """Return the reads that fetch the given blocks; loads the block tables they need."""
@@ -292,13 +313,28 @@ class TensorReader:
         names = self.tenants(run, index)
         shown = ", ".join(repr(n) for n in names[:3]) + (", ..." if len(names) > 3 else "")
         file = int(self.manifest.runs.file[run])
-        return f"{self.files.key(file)}: block {index} of run {run} (holds {shown})"
+        place = f"block {index} of run {self._excerpt.run(run)}"
+        return f"{self.files.key(file)}: {place} (holds {shown})"
 
     def tenants(self, run: int, index: int) -> list[str]:
         """Return the names of what has bytes in a block: tensors, objects, per-rank values."""
         log2 = int(self.manifest.runs.block_log2[run])
         low, high = index << log2, (index + 1) << log2
         return self.contents.names(run, low, high)
+
+
+def check_budget(nbytes: int, options: ReadOptions) -> None:
+    """Raise before an allocation that the budget does not allow.
+
+    Raises:
+        LimitError: Code ``E_BUDGET``.
+    """
+    budget = options.budget_bytes
+    if budget is None:
+        budget = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if nbytes > budget:
+        text = f"needs {nbytes} bytes, the budget is {budget}; read less or raise budget_bytes"
+        raise LimitError(text, code=ErrorCode.BUDGET)
 
 
 def _buffer(threads: int, nbytes: int) -> AbstractContextManager[AlignedBuffer]:

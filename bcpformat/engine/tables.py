@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 
 import numpy as np
@@ -14,7 +14,7 @@ from bcpformat.errors import ChecksumError, ErrorCode, FormatError, LimitError
 from bcpformat.model.checks import CODEC_RAW
 from bcpformat.model.geometry import block_counts
 from bcpformat.model.limits import Limits
-from bcpformat.model.manifest import DATA_PREFIX, FileRow, Ints, Manifest
+from bcpformat.model.manifest import DATA_PREFIX, Ints, Manifest
 from bcpformat.plan.pack import aligned
 from bcpformat.storage.buffers import AlignedBuffer
 from bcpformat.storage.store import ObjectReader, Store
@@ -38,17 +38,31 @@ class BlockTable:
     ends: Ints | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """Open files, and the block tables that have their digest, by row of the file."""
+
+    lock: Lock = field(default_factory=Lock)
+    readers: dict[int, ObjectReader] = field(default_factory=dict)
+    tables: dict[int, BlockTable] = field(default_factory=dict)
+
+
 class DataFiles:
     """The data files of one checkpoint; every method may be called from any thread."""
 
-    def __init__(self, store: Store, manifest: Manifest, *, limits: Limits) -> None:
+    def __init__(
+        self, store: Store, manifest: Manifest, *, limits: Limits, opened: _Opened | None = None
+    ) -> None:
         self._store = store
         self._manifest = manifest
         self._limits = limits
-        self._lock = Lock()
-        self._readers: dict[int, ObjectReader] = {}
-        self._tables: dict[int, BlockTable] = {}
+        self._opened = _Opened() if opened is None else opened
+        self._checked: set[int] = set()  # files whose table agrees with the runs
         self._bounds = np.searchsorted(manifest.runs.file, np.arange(len(manifest.files) + 1))
+
+    def with_runs(self, manifest: Manifest) -> DataFiles:
+        """Return the same files, opened once for both, with other runs of the same manifest."""
+        return DataFiles(self._store, manifest, limits=self._limits, opened=self._opened)
 
     def key(self, file: int) -> str:
         """Return the key of a file's object."""
@@ -65,11 +79,11 @@ class DataFiles:
             ObjectNotFoundError: It is missing.
             FormatError: It is shorter (``E_TRUNCATED``) or longer (``E_FILE_LENGTH``) than its row.
         """
-        with self._lock:
-            reader = self._readers.get(file)
+        with self._opened.lock:
+            reader = self._opened.readers.get(file)
             if reader is None:
                 reader = self._open(file)
-                self._readers[file] = reader
+                self._opened.readers[file] = reader
             return reader
 
     def _open(self, file: int) -> ObjectReader:
@@ -106,12 +120,15 @@ class DataFiles:
             FormatError: Its stored lengths break a rule (``E_TABLE``).
             LimitError: It is larger than the limit (``E_LIMIT``).
         """
-        with self._lock:
-            table = self._tables.get(file)
+        with self._opened.lock:
+            table = self._opened.tables.get(file)
         if table is None:
             table = self._read_table(file)
-            with self._lock:
-                self._tables[file] = table
+            with self._opened.lock:
+                self._opened.tables[file] = table
+        if file not in self._checked:
+            self._check_lengths(file, table)
+            self._checked.add(file)
         return table
 
     def _read_table(self, file: int) -> BlockTable:
@@ -129,12 +146,13 @@ class DataFiles:
         if not row.lengths:
             return BlockTable(digests=digests, lengths=None, ends=None)
         lengths = np.frombuffer(data, dtype="<u4", offset=8 * row.blocks).astype(np.int64)
-        ends = np.cumsum(lengths)
-        self._check_lengths(file, row, lengths, ends)
-        return BlockTable(digests=digests, lengths=lengths, ends=ends)
+        return BlockTable(digests=digests, lengths=lengths, ends=np.cumsum(lengths))
 
-    def _check_lengths(self, file: int, row: FileRow, lengths: Ints, ends: Ints) -> None:
+    def _check_lengths(self, file: int, table: BlockTable) -> None:
         """Check BCP-DAT-006 for every run of a file."""
+        lengths, ends = table.lengths, table.ends
+        if lengths is None or ends is None:
+            return
         runs, rows = self._manifest.runs, self.runs(file)
         counts = block_counts(runs)[rows]
         first = runs.block0[rows]
@@ -154,7 +172,7 @@ class DataFiles:
 
     def close(self) -> None:
         """Close all files."""
-        with self._lock:
-            for reader in self._readers.values():
+        with self._opened.lock:
+            for reader in self._opened.readers.values():
                 reader.close()
-            self._readers.clear()
+            self._opened.readers.clear()

@@ -69,6 +69,16 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Pairs of a chunk and a want, and their regions, all of equally many rows."""
+
+    chunk: Ints
+    want: Ints
+    regions: Rows
+    wanted: Rows
+
+
+@dataclass(frozen=True, slots=True)
 class _Found:
     """Pieces: chunk, want, first byte within the chunk, bytes, and place in the destination."""
 
@@ -109,6 +119,25 @@ class ChunkIndex:
         count = int(self.geometry.count[chunk])
         return Region(box=Box(origin=origin, shape=extent), start=start, count=count)
 
+    def near(self, tensors: Ints, boxes: Mapping[int, Box]) -> Ints:
+        """Return the chunks that the wants may need, ascending; no run is looked at.
+
+        A chunk that is a flat range of its box may yet hold no wanted element.
+
+        Args:
+            tensors: Row of each want's tensor, shape `(wants,)`.
+            boxes: As for `resolve`.
+        """
+        counts = self.manifest.tensors.chunks[tensors]
+        is_part = self._parts(tensors, boxes)
+        whole = np.unique(tensors[~is_part])
+        found = [expand(self.first[whole], self.manifest.tensors.chunks[whole])[1]]
+        rest = np.flatnonzero(is_part & (counts > 0))
+        if len(rest):
+            for wants in self._batches(rest, tensors, counts):
+                found.append(self._meeting(wants, tensors[wants], boxes).chunk)
+        return np.unique(np.concatenate(found))
+
     def resolve(self, tensors: Ints, boxes: Mapping[int, Box]) -> tuple[Pieces, Blocks]:
         """Return the pieces and blocks that the wants need, no block twice and none for nothing.
 
@@ -119,9 +148,7 @@ class ChunkIndex:
         Preconditions: boxes lie within their tensors; the caller checks it.
         """
         counts = self.manifest.tensors.chunks[tensors]
-        is_part = np.zeros(len(tensors), dtype=np.bool_)
-        is_part[list(boxes)] = True
-        is_part &= self._ndim[tensors] > 0  # a tensor without axes has no part
+        is_part = self._parts(tensors, boxes)
         whole = np.flatnonzero((counts == 1) & ~is_part)
         zeros = np.zeros(len(whole), dtype=np.int64)
         chunk = self.first[tensors[whole]]
@@ -131,6 +158,13 @@ class ChunkIndex:
             for wants in self._batches(rest, tensors, counts):
                 found += self._find(wants, tensors[wants], boxes)
         return self._united(found)
+
+    def _parts(self, tensors: Ints, boxes: Mapping[int, Box]) -> npt.NDArray[np.bool_]:
+        """Return which wants may take less than all elements."""
+        is_part = np.zeros(len(tensors), dtype=np.bool_)
+        is_part[list(boxes)] = True
+        is_part &= self._ndim[tensors] > 0  # a tensor without axes has no part
+        return is_part
 
     def _batches(self, wants: Ints, tensors: Ints, counts: Ints) -> Sequence[Ints]:
         """Return wants in groups of equal numbers of axes and not too many chunks, by tensor."""
@@ -142,14 +176,9 @@ class ChunkIndex:
 
     def _find(self, wants: Ints, tensors: Ints, boxes: Mapping[int, Box]) -> list[_Found]:
         """Return what wants of tensors with equally many axes need; `tensors` ascends."""
-        own, local = np.unique(tensors, return_inverse=True)
-        shape = np.array([self.manifest.tensors.shapes[t] for t in own.tolist()], dtype=np.int64).T
-        chunk, regions = self._regions(own, shape)
-        wanted = _wanted(wants, local, shape, boxes)
-        region, want = meeting(shape, regions, wanted)
-        regions, wanted = regions.take(region), wanted.take(want)
-        chunk, want = chunk[region], wants[want]
-        bits = self.bits[own][regions.tensor]
+        pairs = self._meeting(wants, tensors, boxes)
+        regions, wanted, chunk, want = pairs.regions, pairs.wanted, pairs.chunk, pairs.want
+        bits = self.bits[self.geometry.tensor[chunk]]
 
         found = stretches(regions, wanted)
         low, target = found.first * bits, found.target * bits
@@ -180,6 +209,15 @@ class ChunkIndex:
             none = np.full(len(pair), -1, dtype=np.int64)
             pieces.append(_Found(chunk[pair], want[pair], first - offset[pair], stop - first, none))
         return pieces
+
+    def _meeting(self, wants: Ints, tensors: Ints, boxes: Mapping[int, Box]) -> _Pairs:
+        """Return the pairs of a chunk and a want whose boxes share elements."""
+        own, local = np.unique(tensors, return_inverse=True)
+        shape = np.array([self.manifest.tensors.shapes[t] for t in own.tolist()], dtype=np.int64).T
+        chunk, regions = self._regions(own, shape)
+        wanted = _wanted(wants, local, shape, boxes)
+        region, want = meeting(shape, regions, wanted)
+        return _Pairs(chunk[region], wants[want], regions.take(region), wanted.take(want))
 
     def _regions(self, tensors: Ints, shape: Ints) -> tuple[Ints, Rows]:
         """Return the chunks of tensors with equally many axes, and their regions.

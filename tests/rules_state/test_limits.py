@@ -134,10 +134,7 @@ def test_a_manifest_of_any_length_costs_no_more_than_its_root_allows() -> None:
                     out[:] = data.ljust(len(out), b"\0")
                     return len(out)
 
-                def __enter__(self) -> Reader:
-                    return self
-
-                def __exit__(self, *_: object) -> None:
+                def close(self) -> None:
                     inner.close()
 
             return Reader()
