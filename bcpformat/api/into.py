@@ -24,8 +24,8 @@ from bcpformat.api.overlap import Memory, settle
 from bcpformat.api.per_rank import PerRankRules, Rule, changed_ranks, copy, own
 from bcpformat.api.selection import Filter, Rename, name_filter, name_map
 from bcpformat.api.template import Slot, Template
+from bcpformat.engine.checkpoint_reader import CheckpointReader
 from bcpformat.engine.meeting import Meeting, together
-from bcpformat.engine.read import TensorReader
 from bcpformat.engine.sink import Destinations
 from bcpformat.errors import BcpError, ErrorCode, InvalidArgumentError, Problem
 from bcpformat.model.dtypes import DTYPES, DType
@@ -92,7 +92,7 @@ class TemplateReader:
 
     def __init__(
         self,
-        reader: TensorReader,
+        reader: CheckpointReader,
         *,
         chosen: Filter,
         rename: Rename,

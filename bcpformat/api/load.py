@@ -11,14 +11,14 @@ import numpy as np
 
 from bcpformat.api.framework import NUMPY, Allocated, Framework, load_torch, torch_installed
 from bcpformat.api.selection import Filter, name_filter
+from bcpformat.engine.checkpoint_reader import CheckpointReader
 from bcpformat.engine.memory import address_of, copy
-from bcpformat.engine.read import TensorReader
 from bcpformat.engine.sink import Destinations
 from bcpformat.errors import ErrorCode, FormatError, InvalidArgumentError
 from bcpformat.model.dtypes import DType
 from bcpformat.model.geometry import tensor_nbytes
 from bcpformat.model.leaves import FLAG_NUMPY, PerRankValues
-from bcpformat.model.manifest import Manifest, Node, ints
+from bcpformat.model.manifest import Node, ints
 from bcpformat.model.nodes import TORCH_DEVICE, TORCH_DTYPE, TORCH_SIZE
 from bcpformat.model.progress import Progress
 from bcpformat.model.state_decode import decode_state, prune_state, state_leaves
@@ -38,9 +38,9 @@ class _Made:
 class StateBuilder:
     """Makes the values of a state tree, and fills their elements with one planned read."""
 
-    def __init__(self, reader: TensorReader, *, as_numpy: bool) -> None:
+    def __init__(self, reader: CheckpointReader, *, as_numpy: bool) -> None:
         self._reader = reader
-        self._manifest: Manifest = reader.manifest
+        self._manifest = reader.manifest
         self._nbytes = tensor_nbytes(self._manifest.tensors)
         self._may_use_torch = not as_numpy and torch_installed()
         self._torch: Framework | None = None  # imported when a value needs it
@@ -122,11 +122,7 @@ class StateBuilder:
 
     def read_object(self, row: int) -> bytes:
         """Return the bytes of an object."""
-        found = self._manifest.objects[row]
-        (data,) = self._reader.read_ranges(
-            ints([found.run]), ints([found.offset_bytes]), ints([found.nbytes])
-        )
-        return data.tobytes()
+        return self._reader.read_object(row).tobytes()
 
     def per_rank_values(self, path: int) -> PerRankValues:
         """Return the values of all ranks at a per-rank node."""
@@ -137,10 +133,7 @@ class StateBuilder:
 
     def per_rank_rows(self, rows: Any) -> list[object]:  # Any: an integer array
         """Return the values of some rows of the per-rank table."""
-        table = self._manifest.per_rank
-        documents = self._reader.read_ranges(
-            table.run[rows], table.offset[rows], table.nbytes[rows]
-        )
+        documents = self._reader.read_per_rank(rows)
         return [self._decode_per_rank(data.tobytes()) for data in documents]
 
     def _decode_per_rank(self, data: bytes) -> object:
@@ -179,7 +172,7 @@ def _refuse_object(_row: int) -> bytes:
 
 
 def read_whole(
-    reader: TensorReader,
+    reader: CheckpointReader,
     *,
     chosen: Filter,
     as_numpy: bool,

@@ -13,10 +13,10 @@ from bcpformat.api.failures import own_failures
 from bcpformat.api.load import read_whole
 from bcpformat.api.save import Location
 from bcpformat.api.selection import Filter
-from bcpformat.engine.load import load_manifest
+from bcpformat.engine.checkpoint_reader import CheckpointReader
 from bcpformat.engine.memory import Bytes, address_of
 from bcpformat.engine.options import ReadOptions
-from bcpformat.engine.read import TensorReader
+from bcpformat.engine.partial import ManifestReader
 from bcpformat.engine.sink import Destinations
 from bcpformat.errors import InvalidArgumentError, StateError
 from bcpformat.model.checks import CODEC_RAW
@@ -46,7 +46,7 @@ class TensorView:
     __slots__ = ("_checkpoint", "_row", "dtype", "name", "shape")
 
     def __init__(self, checkpoint: Checkpoint, row: int, name: str) -> None:
-        table = checkpoint.manifest.tensors
+        table = checkpoint.outline.tensors
         self._checkpoint = checkpoint
         self._row = row
         self.name = name
@@ -114,7 +114,8 @@ class TensorView:
             InvalidArgumentError: The tensor is not stored as one raw chunk, or the store has
                 no maps.
         """
-        manifest, reader = self._checkpoint.manifest, self._checkpoint.reader
+        reader = self._checkpoint.reader.reader_for(ints([self._row]), {})
+        manifest = reader.manifest
         chunk = int(reader.index.first[self._row])
         if int(manifest.tensors.chunks[self._row]) != 1:
             text = f"{self.name!r} is stored in several chunks or none; read it instead"
@@ -137,7 +138,7 @@ class TensorView:
         Raises:
             FormatError: One does not verify.
         """
-        reader = self._checkpoint.reader
+        reader = self._checkpoint.reader.reader_for(ints([self._row]), {})
         pieces, blocks = reader.index.resolve(ints([self._row]), {})
         plan = reader.plan(pieces, blocks)
 
@@ -157,7 +158,7 @@ class Checkpoint(Mapping[str, TensorView]):
     Use it in a `with` statement.  Aliases are names too.
 
     Attributes:
-        manifest: Everything the manifest says.
+        outline: What the manifest says, of which a large one is read as far as somebody asks.
         options: How it is read.
 
     Example:
@@ -173,16 +174,16 @@ class Checkpoint(Mapping[str, TensorView]):
         if not isinstance(options, ReadOptions):
             raise InvalidArgumentError(f"options must be ReadOptions(...), got {options!r:.200}")
         self._store = open_store(location)
-        self.manifest: Manifest = load_manifest(self._store, limits=options.limits)
         self.options = options
-        self._reader: TensorReader | None = TensorReader(self._store, self.manifest, options)
-        table = self.manifest.tensors
+        self._reader: CheckpointReader | None = CheckpointReader(self._store, options)
+        self.outline: ManifestReader = self._reader.manifest
+        table = self.outline.tensors
         self._rows = {name: row for row, name in enumerate(table.names)}
         for row, names in table.aliases.items():
             self._rows |= dict.fromkeys(names, row)
 
     @property
-    def reader(self) -> TensorReader:
+    def reader(self) -> CheckpointReader:
         """The engine's reader.
 
         Raises:
@@ -193,14 +194,24 @@ class Checkpoint(Mapping[str, TensorView]):
         return self._reader
 
     @property
+    def manifest(self) -> Manifest:
+        """Everything the manifest says; what of a large one has not been read is read now.
+
+        Raises:
+            FormatError: Something in it is damaged, or breaks a rule.
+            StateError: The checkpoint was closed before.
+        """
+        return self.outline.whole()
+
+    @property
     def step(self) -> int | None:
         """The training step, None if none was given."""
-        return self.manifest.step
+        return self.outline.root.step
 
     @property
     def user(self) -> Mapping[str, Value]:
         """The user's own metadata."""
-        return self.manifest.user
+        return self.outline.root.user
 
     def __getitem__(self, name: str) -> TensorView:
         row = self._rows.get(name)
@@ -216,9 +227,10 @@ class Checkpoint(Mapping[str, TensorView]):
 
     def __repr__(self) -> str:
         """Return what a debugger should show; it reads nothing."""
-        manifest = self.manifest
-        words = f"step={manifest.step}, tensors={len(manifest.tensors.names)}"
-        words += f", raw_bytes={int(manifest.runs.raw.sum())}"
+        outline = self.outline
+        words = f"step={outline.root.step}, tensors={len(outline.tensors)}"
+        if outline.is_whole:
+            words += f", raw_bytes={int(outline.whole().runs.raw.sum())}"
         state = "" if self._reader is not None else ", closed"
         return f"Checkpoint({self._store.describe()!r}, {words}{state})"
 

@@ -118,13 +118,13 @@ def _opened(
 
     def prepare() -> Ints:
         opened.append(stack.enter_context(Checkpoint(location, options=options)))
-        identity = int.from_bytes(opened[0].manifest.attempt_id[:5], "little")
+        identity = int.from_bytes(opened[0].outline.root.attempt_id[:5], "little")
         words = [identity & (1 << WORD_BITS) - 1, identity >> WORD_BITS]
         return ints(with_squares(words))
 
     meeting, sums = convene(coordinator, prepare, width=4, timeout_s=options.timeout_s)
     if not all(are_equal(sums.tolist(), meeting.size)):
-        found = opened[0].manifest.attempt_id.hex()
+        found = opened[0].outline.root.attempt_id.hex()
         text = f"the ranks of the group read different checkpoints, rank {meeting.rank} {found}"
         raise DisagreementError(text)
     return opened[0], meeting

@@ -273,10 +273,8 @@ def _compare_per_rank(
 def _per_rank(checkpoint: Checkpoint, path: int) -> dict[int, bytes]:
     """Return rank to the bytes of its value; equal values have equal bytes (spec 6)."""
     table = checkpoint.manifest.per_rank
-    rows = np.flatnonzero(table.path == path)
-    documents = checkpoint.reader.read_ranges(
-        ints(table.run[rows]), ints(table.offset[rows]), ints(table.nbytes[rows])
-    )
+    rows = ints(np.flatnonzero(table.path == path))
+    documents = checkpoint.reader.read_per_rank(rows)
     ranks = table.rank[rows].tolist()
     return {rank: data.tobytes() for rank, data in zip(ranks, documents, strict=True)}
 

@@ -16,6 +16,7 @@ from bcpformat.engine.load import load_manifest
 from bcpformat.errors import ErrorCode, ObjectNotFoundError
 from bcpformat.interop.state_items import Item, state_items, value_text
 from bcpformat.model.limits import DEFAULT_LIMITS
+from bcpformat.model.manifest import Manifest
 from bcpformat.model.names import display
 from bcpformat.storage import open_store
 
@@ -25,6 +26,7 @@ examples:
   bcpformat inspect runs/step-1000 --depth 2
   bcpformat inspect runs/step-1000 --names 'model/*embed*'
   bcpformat inspect runs/step-1000 --json | jq '.tensors[].name'
+  bcpformat inspect runs/step-1000 --svg who-wrote-what.svg
 
 Only the manifest is read.  With --names the totals are those of what matches; data files are
 always shown whole.
@@ -50,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GLOB",
         action="append",
         help="show only what matches; * crosses /; may be given several times",
+    )
+    parser.add_argument(
+        "--svg",
+        metavar="OUT",
+        help="also draw who wrote which region of the largest tensors to this new file",
     )
 
 
@@ -81,13 +88,27 @@ def run(args: argparse.Namespace) -> int:
     matched = [item for item in items if take(item.name)]
     _warn_of_patterns(args.names or (), items)
     shown = _shown(items, matched, args.depth)
+    if args.svg is not None and matched:
+        _draw(manifest, args)
     if args.json:
         print_json(_document(found, shown))
     elif matched:
         _print_summary(found, Style(sys.stdout))
         _print_tree(found, shown, Style(sys.stdout))
         _print_files(found, Style(sys.stdout))
+        if args.svg is not None:
+            print(f"\npicture: {display(args.svg)}")
     return 0 if matched else 1
+
+
+def _draw(manifest: Manifest, args: argparse.Namespace) -> None:
+    """Write the picture of a checkpoint."""
+    from bcpformat.cli.picture import draw  # it takes longer to import than the rest to run
+    from bcpformat.interop.output import local_path, new_file
+
+    picture = draw(manifest, title=args.location, names=args.names)
+    with new_file(local_path(args.svg)) as file:
+        file.write(picture.encode())
 
 
 def _shown(items: list[Item], matched: list[Item], depth: int | None) -> list[Item]:

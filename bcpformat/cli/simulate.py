@@ -10,7 +10,7 @@ from bcpformat.cli.bench_report import Status
 from bcpformat.cli.simulate_mesh import AXES, Mesh
 from bcpformat.cli.simulate_models import MODELS
 from bcpformat.cli.simulate_read import MeshReading, read
-from bcpformat.cli.simulate_save import Planned, Saved, plan, rank_seconds, save
+from bcpformat.cli.simulate_save import SAMPLED_RANKS, Planned, Saved, plan, rank_seconds, save
 from bcpformat.cli.simulate_state import Job
 from bcpformat.cli.terminal import Style, counted, human_bytes, print_json
 from bcpformat.errors import InvalidArgumentError
@@ -30,17 +30,16 @@ for each parameter, the settings of the optimizer, and the random generators of 
 and the manifest are made as a save makes them, but there is no data, so nothing is written.
 Without --read-mesh it is read with 3/4, 5/4 and 2 times the ranks along fsdp.
 
-What is shown:
-  plan_seconds_per_rank  what a rank needs for the first save with a layout, but for its data and
-                         the lead: from its state to its part record (median of {32} ranks)
-  lead_plan_seconds      what the lead needs, once for a layout, to decode all layouts and to assign
-  merge_seconds          from the first part record to the manifest, without check and encoding
-  merge_peak_bytes       the most memory of Python and numpy in the merge, by tracemalloc; the
-                         records that wait are not in it
-  read_plan_seconds      from opening the manifest to the list of reads (median)
-  manifest_read_bytes_per_rank
-                         bytes of the manifest that a reader fetches (the most of all)
-  read_amplification     bytes of blocks that readers need over the bytes that they want
+Figures are of processor time, so that other work on the machine does not count:
+  plan_seconds_per_rank   what a rank needs for the first save with a layout, from its state to its
+                          part record, but for its data and for the lead (median of {SAMPLED_RANKS})
+  lead_plan_seconds       what the lead needs, once for a layout, to decode all layouts and assign
+  merge_seconds           from the first part record to the manifest, before check and encoding
+  merge_peak_bytes        the most memory of Python and numpy in the merge, by tracemalloc; records
+                          that wait are not in it
+  read_plan_seconds       from opening the manifest to the list of reads (median of the readers)
+  manifest_read_bytes_per_rank  bytes of the manifest that a reader fetches (median)
+  read_amplification      bytes of blocks that readers need over the bytes that they want
 
 examples:
   bcpformat simulate --model llama-8b --mesh fsdp=64
@@ -107,7 +106,8 @@ def _read_meshes(texts: list[str] | None, mesh: Mesh) -> list[Mesh]:
     if texts:
         return [Mesh.of(text) for text in texts]
     ranks = mesh.along("fsdp")
-    return [mesh.with_ranks("fsdp", max(1, n)) for n in (ranks * 3 // 4, ranks * 5 // 4, 2 * ranks)]
+    others = {max(1, ranks * 3 // 4), ranks * 5 // 4, 2 * ranks}
+    return [mesh.with_ranks("fsdp", other) for other in sorted(others)]
 
 
 def _document(
@@ -147,6 +147,7 @@ def _document(
         "manifest_raw_bytes": saved.raw_bytes,
         "read_plan_seconds": max(r.plan_seconds for r in readings),
         "manifest_read_bytes_per_rank": max(r.manifest_bytes for r in readings),
+        "manifest_read_bytes_worst_rank": max(r.worst_manifest_bytes for r in readings),
         "read_amplification": max(r.amplification for r in readings),
         "reads": [r.document() for r in readings],
     }
@@ -161,7 +162,7 @@ def _print_tables(
     readings: list[MeshReading],
 ) -> None:
     style, ranks = Style(sys.stdout), len(job.mesh)
-    title = f"{args.model} on {job.mesh}: {ranks:,} ranks, {job.num_parameters / 1e9:.1f} billion "
+    title = f"{args.model} on {job.mesh}: {ranks:,} ranks, {job.num_parameters:,} "
     print(style.bold(f"{title}parameters, {human_bytes(saved.stored_bytes)} of data"))
     peak = ""
     if saved.merge_peak_bytes is not None:
@@ -190,19 +191,24 @@ def _print_tables(
         print("  " + "  ".join(row))
 
 
-_COLUMNS = ("mesh", "ranks", "plan s", "manifest", "files", "reads", "wanted", "read/wanted")
+_COLUMNS = (
+    *("mesh", "ranks", "plan s", "manifest", "worst"),
+    *("files", "reads", "wanted", "read/wanted", "worst"),
+)
 
 
 def _cells(reading: MeshReading) -> tuple[str, ...]:
-    """Return a row of the table; the most of all ranks where it is about one."""
+    """Return a row of the table."""
     ranks = reading.ranks
     return (
         str(reading.mesh),
         f"{len(reading.mesh):,}",
         f"{reading.plan_seconds:.3f}",
         human_bytes(reading.manifest_bytes),
+        human_bytes(reading.worst_manifest_bytes),
         str(max(rank.files for rank in ranks)),
         str(max(rank.reads for rank in ranks)),
         human_bytes(max(rank.wanted_bytes for rank in ranks)),
         f"{reading.amplification:.3f}",
+        f"{reading.worst_amplification:.3f}",
     )

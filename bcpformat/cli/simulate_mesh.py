@@ -65,7 +65,7 @@ class Mesh:
         return self.sizes.get(axis, 1)
 
     def with_ranks(self, axis: str, ranks: int) -> Mesh:
-        """Return this mesh with other ranks along an axis that it has."""
+        """Return this mesh with other ranks along an axis."""
         return Mesh({**self.sizes, axis: ranks})
 
     def place(self, rank: int) -> dict[str, int]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_high
 
-from bcpformat.cli.bench_counting import CountingStore
+import numpy as np
+
 from bcpformat.cli.bench_report import Say
-from bcpformat.cli.simulate_manifest import manifest_part
 from bcpformat.cli.simulate_mesh import Mesh, spread_ranks
 from bcpformat.cli.simulate_state import Job
 from bcpformat.engine.collector import paused_collector
+from bcpformat.engine.partial import ManifestReader
 from bcpformat.engine.read import READ_BYTES
-from bcpformat.model.manifest import MANIFEST_KEY, Ints, Manifest, ints
+from bcpformat.model.limits import DEFAULT_LIMITS
+from bcpformat.model.manifest import MANIFEST_KEY, Ints, TensorTable, ints
 from bcpformat.model.region import Box
 from bcpformat.model.state import EncodedState
 from bcpformat.plan.layout import layout_of
@@ -65,6 +66,11 @@ class MeshReading:
 
     @property
     def manifest_bytes(self) -> int:
+        """The median of all, one that a rank has."""
+        return median_high(rank.manifest_bytes for rank in self.ranks)
+
+    @property
+    def worst_manifest_bytes(self) -> int:
         """The most of all."""
         return max(rank.manifest_bytes for rank in self.ranks)
 
@@ -86,11 +92,13 @@ class MeshReading:
             "ranks": len(self.mesh),
             "ranks_that_read": len(self.ranks),
             "read_plan_seconds": self.plan_seconds,
+            "read_plan_seconds_worst_rank": max(rank.plan_seconds for rank in self.ranks),
             "manifest_read_bytes_per_rank": self.manifest_bytes,
-            "manifest_requests_per_rank": max(rank.manifest_requests for rank in self.ranks),
-            "files_per_rank": max(rank.files for rank in self.ranks),
-            "reads_per_rank": max(rank.reads for rank in self.ranks),
-            "wanted_bytes_per_rank": max(rank.wanted_bytes for rank in self.ranks),
+            "manifest_read_bytes_worst_rank": self.worst_manifest_bytes,
+            "manifest_requests": max(rank.manifest_requests for rank in self.ranks),
+            "files": max(rank.files for rank in self.ranks),
+            "reads": max(rank.reads for rank in self.ranks),
+            "wanted_bytes": max(rank.wanted_bytes for rank in self.ranks),
             "read_amplification": self.amplification,
             "read_amplification_worst_rank": self.worst_amplification,
         }
@@ -110,17 +118,20 @@ def read(document: bytes, job: Job, *, ranks: int, say: Say) -> MeshReading:
     found = []
     for rank in spread_ranks(job.mesh, ranks):
         say(f"rank {rank} of {job.mesh} plans to read")
-        gc.collect()
         with paused_collector():
-            found.append(_reading(store, job.encoded(rank)))
+            found.append(_reading(store, job.encoded(rank), rank))
     return MeshReading(mesh=job.mesh, ranks=tuple(found))
 
 
-def _reading(store: Store, state: EncodedState) -> RankReading:
-    counting = CountingStore(store)
+def _reading(store: Store, state: EncodedState, rank: int) -> RankReading:
     start = time.process_time()
-    manifest = manifest_part(counting, state.names)
-    pieces, blocks = ChunkIndex(manifest).resolve(*_wants(manifest, state))
+    with ManifestReader(store, limits=DEFAULT_LIMITS) as reader:
+        tensors, boxes = _wants(reader.tensors, state)
+        manifest = reader.excerpt(tensors, boxes).manifest
+        _ = reader.state
+        own = np.flatnonzero(reader.per_rank.rank == rank)
+        reader.values(per_rank=own, objects=ints([]))
+    pieces, blocks = ChunkIndex(manifest).resolve(tensors, boxes)
     runs = manifest.runs
     position = runs.position[blocks.run] + (blocks.index << runs.block_log2[blocks.run])
     tasks = cut_tasks(
@@ -128,8 +139,8 @@ def _reading(store: Store, state: EncodedState) -> RankReading:
     ).tasks
     return RankReading(
         plan_seconds=time.process_time() - start,
-        manifest_bytes=counting.bytes_read,
-        manifest_requests=len(counting.reads),
+        manifest_bytes=reader.read_bytes,
+        manifest_requests=reader.requests,
         wanted_bytes=int(layout_of(state).nbytes.sum()),
         block_bytes=int(blocks.raw.sum()),
         files=len({task.file for task in tasks}),
@@ -137,9 +148,9 @@ def _reading(store: Store, state: EncodedState) -> RankReading:
     )
 
 
-def _wants(manifest: Manifest, state: EncodedState) -> tuple[Ints, dict[int, Box]]:
+def _wants(table: TensorTable, state: EncodedState) -> tuple[Ints, dict[int, Box]]:
     """Return the row of each wanted tensor, and the box of each that is wanted in part."""
-    row_of = {name: row for row, name in enumerate(manifest.tensors.names)}
+    row_of = {name: row for row, name in enumerate(table.names)}
     rows: list[int] = []
     boxes: dict[int, Box] = {}
     for name, leaf in zip(state.names, state.leaves, strict=True):

@@ -86,8 +86,10 @@ class _Adapter:
 
     def pieces(self, leaf: TensorLeaf) -> Sequence[npt.NDArray[np.generic]]:
         """Return arrays that have one element in the place of all."""
+        if leaf.regions is None:
+            return [self.array(leaf)]
         zero = np.zeros((), DTYPES[leaf.dtype].opaque)
-        return [np.broadcast_to(zero, region.box.shape) for region in leaf.regions or ()]
+        return [np.broadcast_to(zero, region.box.shape) for region in leaf.regions]
 
 
 _ADAPTER = _Adapter()

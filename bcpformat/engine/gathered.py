@@ -55,7 +55,9 @@ class GatheredColumn:
         self._add(values)
 
     def _add(self, values: npt.NDArray[np.generic]) -> None:
-        self._few.append(values)
+        is_first = not self._few and not self._blocks
+        # A view keeps the whole buffer of its part, whatever it shows of it.
+        self._few.append(values if is_first else values.astype(self._width))
         self._few_rows += len(values)
         if self._few_rows >= _BLOCK_ROWS and len(self._few) > 1:
             self._blocks.append(np.concatenate(self._few, dtype=self._width, casting="unsafe"))

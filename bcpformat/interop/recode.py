@@ -151,7 +151,5 @@ def _per_rank(source: Checkpoint) -> list[tuple[str, Node]]:
     if not len(table):
         return []
     order = np.argsort(table.path, kind="stable")
-    documents = source.reader.read_ranges(
-        ints(table.run[order]), ints(table.offset[order]), ints(table.nbytes[order])
-    )
+    documents = source.reader.read_per_rank(ints(order))
     return [("", decode_document(d.tobytes(), where="per-rank value")) for d in documents]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bcpformat.model.manifest import ChunkTable, Ints, Manifest, PerRankTable, RunTable
+from bcpformat.model.manifest import ChunkTable, Ints, Manifest, PerRankTable, RunTable, ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,9 +14,9 @@ class Excerpt:
     """A manifest with those chunks, runs and per-rank values only that a read needs.
 
     Attributes:
-        manifest: Files and tensors are all there and keep their rows.  Chunks, runs, per-rank
-            values and objects are numbered anew, and the number of chunks of each tensor is that
-            of those which are there.
+        manifest: Files and tensors are all there and keep their rows, or no tensors where none
+            is needed.  Chunks, runs, per-rank values and objects are numbered anew, and the number
+            of chunks of each tensor is that of those which are there.  The state is left out.
         chunks: Row in the whole manifest of each chunk, ascending; None: all are there.
         runs: Likewise of each run.
         per_rank: Likewise of each per-rank value.
@@ -80,7 +80,7 @@ def take_chunks(chunks: ChunkTable, rows: Ints, ndim: Ints) -> ChunkTable:
     """
     taken = np.zeros(len(chunks), dtype=np.bool_)
     taken[rows] = True
-    axes = np.repeat(taken, ndim)
+    axes = np.flatnonzero(np.repeat(taken, ndim))
 
     def column(values: Ints | None, where: Ints) -> Ints | None:
         return None if values is None else values[where]
@@ -92,4 +92,19 @@ def take_chunks(chunks: ChunkTable, rows: Ints, ndim: Ints) -> ChunkTable:
         extent=column(chunks.extent, axes),
         start=column(chunks.start, rows),
         count=column(chunks.count, rows),
+    )
+
+
+def empty_runs() -> RunTable:
+    """Return a table without rows."""
+    none = ints([])
+    return RunTable(
+        file=none,
+        position=none,
+        raw=none,
+        stored=none,
+        codec=none,
+        item=none,
+        block_log2=none,
+        block0=none,
     )

@@ -19,6 +19,7 @@ from bcpformat.plan.ranges import expand
 Bools = npt.NDArray[np.bool_]
 
 _KEY_BITS = 62
+"""A tensor in the high bits and a position below 2^53 added to it stay below 2^63."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,20 +58,20 @@ def meeting(shape: Ints, regions: Rows, wants: Rows) -> tuple[Ints, Ints]:
     axes, tensors = shape.shape
     lead = np.argmax(shape != 1, axis=0)
     low, stop = _lead_span(regions, lead)
-    # A key is the tensor and below it a position, rounded down where both do not fit.
+    # Keys order tensors, then positions.  They may run into those of the next tensor, not wrap.
     room = _KEY_BITS - tensors.bit_length()
-    shift = max(0, int(shape.max()).bit_length() - room)
     base = regions.tensor << room
-    reach = np.maximum.accumulate(base + ((stop - 1) >> shift))
-    ahead = np.minimum.accumulate((base + (low >> shift))[::-1])[::-1]
+    reach = np.maximum.accumulate(base + stop - 1)
+    ahead = np.minimum.accumulate((base + low)[::-1])[::-1]
     axis, column = lead[wants.tensor], np.arange(len(wants.tensor))
     want_low = wants.origin[axis, column]
     want_stop = want_low + wants.extent[axis, column]
     base = wants.tensor << room
-    first = np.searchsorted(reach, base + (want_low >> shift))
-    last = np.searchsorted(ahead, base + ((want_stop - 1) >> shift), side="right")
+    first = np.searchsorted(reach, base + want_low)
+    last = np.searchsorted(ahead, base + want_stop - 1, side="right")
     want, region = expand(first, np.maximum(last - first, 0))
-    shared = (low[region] < want_stop[want]) & (stop[region] > want_low[want])
+    shared = regions.tensor[region] == wants.tensor[want]
+    shared &= (low[region] < want_stop[want]) & (stop[region] > want_low[want])
     for number in range(axes):
         origin, wanted = regions.origin[number], wants.origin[number]
         shared &= origin[region] < (wanted + wants.extent[number])[want]

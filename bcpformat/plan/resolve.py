@@ -194,7 +194,7 @@ class ChunkIndex:
         pieces = [
             _Found(chunk[one], want[one], low[one] >> 3, (size[one] + 7) >> 3, target[one] >> 3)
         ]
-        several = np.flatnonzero(~is_one & ((size > 0) | ~found.is_one))
+        several = np.flatnonzero(~is_one)
         if len(several):
             chunk, want = chunk[several], want[several]
             chunks, runs = self.manifest.chunks, self.manifest.runs

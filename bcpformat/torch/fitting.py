@@ -6,19 +6,16 @@ nor which settings its groups had: a scheduler may have added one, or an older t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection
 
 import torch
 
-from bcpformat.api.opened import Checkpoint
-from bcpformat.model.manifest import Node
+from bcpformat.api.opened import Checkpoint, TensorView
 from bcpformat.model.names import join, segment, split_name
-from bcpformat.model.nodes import TENSOR
 from bcpformat.model.state_walk import saved_leaves
 from bcpformat.torch.dtypes import TORCH_DTYPES
 from bcpformat.torch.framework import empty_on_host
-from bcpformat.torch.optimizers import EMPTY, GROUPS, STATE, Named, Places, Tree
+from bcpformat.torch.optimizers import EMPTY, GROUPS, STATE, Named, Places, Tree, Value
 
 _Entry = tuple[str, str, str]
 """Section of the tree, name there, and key below."""
@@ -39,78 +36,65 @@ def fit(tree: Tree, places: Places, saved: Checkpoint, *, under: str) -> None:
     """
     entries = _entries(saved, under)
     parameters = {place.names[0]: p for p, place in places.items() if type(place) is Named}
-    in_saved = {part for section, part, _ in entries if section == GROUPS}
-    for section, name, key in list(_live(tree)):
-        may_go = section == EMPTY or segment(name) in in_saved
-        if section == STATE and name not in parameters:
-            may_go = False
-        if may_go and (section, segment(name), segment(key)) not in entries:
-            del tree[section][name][key]
-    for section in (STATE, EMPTY):
-        for name in [name for name, below in tree.get(section, {}).items() if not below]:
-            del tree[section][name]
+    _take_out(tree, entries, parameters)
     here = {segment(name): name for name in tree[GROUPS]}
     plain: list[_Entry] = []
     for (section, part, key), leaves in entries.items():
         name = part if section == EMPTY else here.get(part, "")
-        known = tree.get(section, {}).get(name, {})
-        if not name or key in known or segment(key) != key:
+        if not name or key in tree.get(section, {}).get(name, {}) or segment(key) != key:
             continue
-        rows = [_row(node) for node in leaves.values()]
-        if all(row is None for row in rows) and (section != STATE or name in parameters):
+        if section == STATE and name not in parameters:
+            continue
+        tensors = [leaf for leaf in leaves if leaf in saved]
+        if not tensors:
             plain.append((section, name, key))
-        elif len(rows) == 1 and rows[0] is not None:
-            if section != STATE:
-                _put(tree, (section, name, key), _made(saved, rows[0], None))
-            elif name in parameters:
-                _put(tree, (section, name, key), _made(saved, rows[0], parameters[name]))
+        elif len(leaves) == 1:
+            like = parameters[name] if section == STATE else None
+            _put(tree, (section, name, key), _made(saved[tensors[0]], like))
     _take_plain(tree, saved, under, plain)
 
 
-def _put(tree: Tree, entry: _Entry, value: Any) -> None:
+def _take_out(tree: Tree, entries: Collection[_Entry], parameters: Collection[str]) -> None:
+    """Take out what the checkpoint does not have of a parameter that it has."""
+    in_saved = {part for section, part, _ in entries if section == GROUPS}
+    for section in (STATE, GROUPS, EMPTY):
+        for name, below in list(tree.get(section, {}).items()):
+            is_saved = section == EMPTY or segment(name) in in_saved
+            if not is_saved or (section == STATE and name not in parameters):
+                continue
+            for key in [k for k in below if (section, segment(name), segment(k)) not in entries]:
+                del below[key]
+            if not below and section != GROUPS:
+                del tree[section][name]
+
+
+def _put(tree: Tree, entry: _Entry, value: Value) -> None:
     section, name, key = entry
     tree.setdefault(section, {}).setdefault(name, {})[key] = value
 
 
-def _entries(saved: Checkpoint, under: str) -> dict[_Entry, dict[str, Node]]:
-    """Return the entries of a saved tree, each with its leaves by name."""
-    found: dict[_Entry, dict[str, Node]] = {}
+def _entries(saved: Checkpoint, under: str) -> dict[_Entry, list[str]]:
+    """Return the entries of a saved tree, each with the names of its leaves."""
+    found: dict[_Entry, list[str]] = {}
     depth = len(split_name(under))
     start = join(under, "")
-    for name, node in saved_leaves(saved.manifest.state).items():
+    for name in saved_leaves(saved.outline.state):
         if not name.startswith(start):
             continue
         parts = split_name(name)[depth:]
         if len(parts) >= 3 and parts[0] in (STATE, GROUPS, EMPTY):
-            found.setdefault((parts[0], parts[1], parts[2]), {})[name] = node
+            found.setdefault((parts[0], parts[1], parts[2]), []).append(name)
     return found
 
 
-def _live(tree: Tree) -> Iterator[tuple[str, str, Any]]:
-    for section in (STATE, GROUPS, EMPTY):
-        for name, below in tree.get(section, {}).items():
-            for key in below:
-                yield section, name, key
-
-
-def _row(node: Node) -> int | None:
-    """Return the row of a tensor's node, None for any other."""
-    if type(node) is int:
-        return node
-    if isinstance(node, list) and node and node[0] == TENSOR and isinstance(node[1], int):
-        return node[1]
-    return None
-
-
-def _made(saved: Checkpoint, row: int, parameter: torch.Tensor | None) -> torch.Tensor | None:
+def _made(saved: TensorView, parameter: torch.Tensor | None) -> torch.Tensor | None:
     """Return a new tensor for a saved one: laid out as the parameter if it has its shape."""
-    table = saved.manifest.tensors
-    shape, dtype = tuple(table.shapes[row]), TORCH_DTYPES.get(table.dtypes[row])
+    dtype = TORCH_DTYPES.get(saved.dtype)
     if dtype is None:
         return None  # the read says what is wrong
-    if parameter is not None and tuple(parameter.shape) == shape:
+    if parameter is not None and tuple(parameter.shape) == saved.shape:
         return torch.zeros_like(parameter, dtype=dtype)
-    return empty_on_host(dtype, shape).zero_()
+    return empty_on_host(dtype, saved.shape).zero_()
 
 
 def _take_plain(tree: Tree, saved: Checkpoint, under: str, wanted: list[_Entry]) -> None:
@@ -119,7 +103,7 @@ def _take_plain(tree: Tree, saved: Checkpoint, under: str, wanted: list[_Entry])
         return
     depth = len(split_name(under)) + 3
     names = {join(under, f"{section}/{segment(name)}/{key}") for section, name, key in wanted}
-    whole: Any = saved.state(filter=lambda name: "/".join(split_name(name)[:depth]) in names)
+    whole: Value = saved.state(filter=lambda name: "/".join(split_name(name)[:depth]) in names)
     for part in split_name(under):
         whole = whole[part]
     for section, name, key in wanted:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -29,6 +28,7 @@ from bcpformat.torch.optimizers import (
     Named,
     Place,
     Tree,
+    Value,
     equal,
     initial_state,
     is_fresh,
@@ -140,7 +140,7 @@ def attach_initial(optimizers: Sequence[Optimizer]) -> None:
             optimizer.state.update(initial_state(optimizer))
 
 
-def load_fsdp1_model(model: torch.nn.Module, given: Mapping[str, Any]) -> None:
+def load_fsdp1_model(model: torch.nn.Module, given: Mapping[str, Value]) -> None:
     """Give a model the state that `fsdp1_model` made, filled by a read.
 
     Raises:
@@ -171,7 +171,7 @@ def _free_gathered(module: torch.nn.Module) -> None:
         _reshard(module, handle, free_unsharded_flat_param=True)
 
 
-def check_names(live: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def check_names(live: Mapping[str, object], given: Mapping[str, object]) -> None:
     """Refuse the state of a model if it has other names than the model.
 
     Raises:
@@ -205,7 +205,7 @@ class _InUnit:
     range: tuple[int, int]
     parts: tuple[InBuffer, ...]
 
-    def shown(self, value: Any) -> Mapping[str, Any]:
+    def shown(self, value: Value) -> Mapping[str, Value]:
         """Return shards of what has an element for each of the range; else a copy by name."""
         if self._is_like_range(value):
             return flat_shards(self.range, self.parts, value.detach().reshape(-1))
@@ -213,7 +213,7 @@ class _InUnit:
             return {self.names[0]: value}
         return {name: own(value) for name in self.names}
 
-    def joined(self, live: Any, given: Mapping[str, Any]) -> Any:
+    def joined(self, live: Value, given: Mapping[str, Value]) -> Value:
         """Fill what the optimizer has; what belongs to the range as a whole was stored by name."""
         if self._is_like_range(live):
             for name, shard in self.shown(live).items():
@@ -240,7 +240,7 @@ class _InUnit:
         return value.shape == (end - first,) or (whole and value.shape == self.parts[0].shape)
 
 
-def _fill(name: str, live: Any, given: Any) -> None:
+def _fill(name: str, live: Value, given: Value) -> None:
     """Copy what was read to where it belongs, if it was not read there."""
     if isinstance(live, Shard):
         if not isinstance(given, Shard) or given.region != live.region:

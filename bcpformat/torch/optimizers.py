@@ -12,7 +12,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.optim import Optimizer
@@ -24,8 +24,9 @@ STATE = "state"
 GROUPS = "param_groups"
 EMPTY = "empty_groups"
 
-Tree = dict[str, Any]  # Any: leaves of a state, in nested dicts
-Settings = dict[str, Any]  # Any: whatever an optimizer has in a group
+Value: TypeAlias = Any  # Any: optimizers keep what they like
+Tree: TypeAlias = dict[str, Any]  # Any: leaves of a state, in nested dicts
+Settings: TypeAlias = dict[Any, Value]  # Any: and under keys that they like
 
 _OF_PROCESS = ("params", "param_names")
 """What a group has that is no setting."""
@@ -41,11 +42,11 @@ class Place(Protocol):
         """Their names: one for a parameter, several for a flat one."""
         ...
 
-    def shown(self, value: Any) -> Mapping[str, Any]:  # Any: a value of the optimizer, and leaves
+    def shown(self, value: Value) -> Mapping[str, Value]:
         """Return what to store of a value that the optimizer keeps for the parameter, by name."""
         ...
 
-    def joined(self, live: Any, given: Mapping[str, Any]) -> Any:  # Any: as above
+    def joined(self, live: Value, given: Mapping[str, Value]) -> Value:
         """Return the value that the optimizer is to keep, from what was stored of it.
 
         Args:
@@ -61,11 +62,11 @@ class Named:
 
     names: tuple[str, ...]
 
-    def shown(self, value: Any) -> Mapping[str, Any]:
+    def shown(self, value: Value) -> Mapping[str, Value]:
         """Return the value itself."""
         return {self.names[0]: value}
 
-    def joined(self, live: Any, given: Mapping[str, Any]) -> Any:
+    def joined(self, live: Value, given: Mapping[str, Value]) -> Value:
         """Return what was stored."""
         return given[self.names[0]]
 
@@ -100,7 +101,7 @@ def optimizer_tree(optimizers: Sequence[Optimizer], places: Places, *, attach: b
         packed = optimizer.state_dict()
         parameters = _numbered(optimizer)
         _check_packed(packed, parameters)
-        kept: Mapping[Any, Any] = packed["state"]
+        kept: Mapping[Any, Settings] = packed["state"]
         if is_fresh(optimizer):
             made = initial_state(optimizer)
             if attach:
@@ -112,30 +113,38 @@ def optimizer_tree(optimizers: Sequence[Optimizer], places: Places, *, attach: b
                 _show(tree[STATE], place, kept[n])
         for position, group in enumerate(packed["param_groups"]):
             names = [name for n in group["params"] for name in places[parameters[n]].names]
-            for name in names:
-                if name in tree[GROUPS]:
-                    text = f"parameter {shortened(name)} is in two groups of the optimizers"
-                    raise InvalidArgumentError(text)
-                tree[GROUPS][name] = _settings(group)
+            settings = _settings(group)
             if not names:
-                tree.setdefault(EMPTY, {})[f"{number}.{position}"] = _settings(group)
+                tree.setdefault(EMPTY, {})[f"{number}.{position}"] = settings
+            elif not tree[GROUPS].keys().isdisjoint(names):
+                first = next(name for name in names if name in tree[GROUPS])
+                text = f"parameter {shortened(first)} is in two groups of the optimizers"
+                raise InvalidArgumentError(text)
+            fixed = all(map(_is_fixed, settings.values()))
+            for name in names:
+                tree[GROUPS][name] = dict(settings) if fixed else _settings(settings)
     return tree
 
 
-def _show(states: Tree, place: Place, kept: Mapping[Any, Any]) -> None:
+def _show(states: Tree, place: Place, kept: Settings) -> None:
     for key, value in kept.items():
         for name, leaf in place.shown(value).items():
             states.setdefault(name, {})[key] = leaf
 
 
-def _settings(group: Mapping[str, Any]) -> Settings:
+def _settings(group: Mapping[Any, Value]) -> Settings:
     """Return the settings of a group, as objects that nobody shares."""
     return {key: own(value) for key, value in group.items() if key not in _OF_PROCESS}
 
 
-def own(value: Any) -> Any:
+def _is_fixed(value: Value) -> bool:
+    """Return whether a value can be shared, as nobody can change it; False says nothing."""
+    return type(value) in _ATOMS or (type(value) is tuple and all(type(v) in _ATOMS for v in value))
+
+
+def own(value: Value) -> Value:
     """Return a copy of a value of an optimizer: one tensor under two names would be tied."""
-    if type(value) in _ATOMS:
+    if _is_fixed(value):
         return value
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
@@ -167,7 +176,7 @@ def _numbered(optimizer: Optimizer) -> dict[int, torch.Tensor]:
     return numbers
 
 
-def _check_packed(packed: Mapping[str, Any], parameters: Mapping[int, torch.Tensor]) -> None:
+def _check_packed(packed: Tree, parameters: Mapping[int, torch.Tensor]) -> None:
     others = [key for key in packed if key not in ("state", "param_groups")]
     others += [key for key in packed["state"] if key not in parameters]
     if others:
@@ -192,8 +201,8 @@ def initial_state(optimizer: Optimizer) -> dict[torch.Tensor, Settings]:
 
     Optimizers make it in their first step.  So a twin of the optimizer makes one, with parameters
     and gradients of zeros in place of the real ones, and then the count of steps goes back to 0.
-    Nothing of the optimizer changes, no hook is called, and the memory of at most two parameters
-    is needed beside the result.
+    State and settings of the optimizer do not change, no hook is called, and the memory of at most
+    two parameters is needed beside the result.
 
     Returns:
         Parameter to state, without those for which nothing is kept, or whose gradient is not
@@ -256,9 +265,7 @@ def _first_step(twin: Optimizer, group: Settings, like: torch.Tensor) -> Setting
 # ---- back ----------------------------------------------------------------------------------------
 
 
-def load_optimizers(
-    optimizers: Sequence[Optimizer], places: Places, tree: Mapping[str, Any]
-) -> None:
+def load_optimizers(optimizers: Sequence[Optimizer], places: Places, tree: Tree) -> None:
     """Give optimizers the state of a tree that `optimizer_tree` made, filled by a read.
 
     Tensors that the optimizer has already stay the same objects.  A parameter of which the tree
@@ -280,7 +287,7 @@ def load_optimizers(
 
 
 def _plan(
-    number: int, optimizer: Optimizer, places: Places, tree: Mapping[str, Any]
+    number: int, optimizer: Optimizer, places: Places, tree: Tree
 ) -> tuple[dict[int, Settings], list[Settings]]:
     """Return what `load_state_dict` is to be given: states by number, and groups."""
     parameters = _numbered(optimizer)
@@ -303,9 +310,7 @@ def _plan(
     return states, groups
 
 
-def _join(
-    place: Place, live: Mapping[Any, Any], states: Mapping[str, Mapping[Any, Any]]
-) -> Settings:
+def _join(place: Place, live: Settings, states: Mapping[str, Settings]) -> Settings:
     """Return what is to be kept of a parameter, empty if nothing is stored of it."""
     given = {name: states[name] for name in place.names if states.get(name)}
     if not given:
@@ -330,7 +335,7 @@ def _common(saved: Sequence[tuple[str, Settings]]) -> Settings:
         for key in settings.keys() | other.keys():
             if key not in other or key not in settings or not equal(settings[key], other[key]):
                 text = (
-                    f"{shortened(first)} and {shortened(name)} are in one group of the optimizer, "
+                    f"{shortened(first)} and {shortened(name)} are in one group of an optimizer, "
                 )
                 text += f"but {key!r} was saved as {settings.get(key)!r:.100} and "
                 text += f"{other.get(key)!r:.100}; make the groups that were saved"
@@ -338,7 +343,7 @@ def _common(saved: Sequence[tuple[str, Settings]]) -> Settings:
     return {key: value for key, value in settings.items() if key not in _OF_PROCESS}
 
 
-def equal(a: Any, b: Any) -> bool:
+def equal(a: Value, b: Value) -> bool:
     """Return whether two values of an optimizer are equal."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)

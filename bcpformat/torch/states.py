@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     _get_fqns,
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from bcpformat.api.opened import Checkpoint
@@ -32,10 +34,20 @@ from bcpformat.torch.fsdp1 import (
     has_fsdp1,
     load_fsdp1_model,
 )
-from bcpformat.torch.optimizers import Named, Place, Tree, load_optimizers, optimizer_tree
+from bcpformat.torch.optimizers import (
+    Named,
+    Place,
+    Tree,
+    Value,
+    load_optimizers,
+    optimizer_tree,
+)
 
 MODEL = "model"
 OPTIM = "optim"
+
+_COMPILED = "_orig_mod"
+"""Where `torch.compile` keeps the module that it was given."""
 
 
 def get_state(
@@ -96,7 +108,7 @@ def get_state(
 def set_state(
     model: Module | Sequence[Module],
     optimizer: Optimizer | Sequence[Optimizer] | None,
-    state: Mapping[str, Any],
+    state: Mapping[str, Any],  # Any: parts of other kinds too
 ) -> None:
     """Give a model and its optimizers a state that `get_state` returned and a read filled.
 
@@ -111,7 +123,8 @@ def set_state(
 
     Raises:
         InvalidArgumentError: A part is missing, has names that are not here or lacks some that
-            are, or has different settings for parameters of one group (``E_MISMATCH``).
+            are, or has different settings for parameters of one group (``E_MISMATCH``).  The
+            model may have its part then.
     """
     parts, optimizers = _modules(model), _optimizers(optimizer)
     for part in [MODEL] if optimizers is None else [MODEL, OPTIM]:
@@ -128,7 +141,15 @@ def set_state(
 
 
 def _modules(model: Module | Sequence[Module]) -> list[Module]:
-    return [model] if isinstance(model, Module) else list(model)
+    return [_unwrapped(each) for each in ([model] if isinstance(model, Module) else model)]
+
+
+def _unwrapped(module: Module) -> Module:
+    """Return what DDP or `torch.compile` was put around; names begin there."""
+    while isinstance(module, DistributedDataParallel) or hasattr(module, _COMPILED):
+        key = _COMPILED if hasattr(module, _COMPILED) else "module"
+        module = module.get_submodule(key)
+    return module
 
 
 def _optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer] | None:
@@ -140,12 +161,26 @@ def _optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optim
 # ---- models --------------------------------------------------------------------------------------
 
 
-def _part_state(part: Module) -> Mapping[str, Any]:
+def _part_state(part: Module) -> Mapping[str, Value]:
     """Return the state of one module by name."""
     if has_fsdp1(part):
         return fsdp1_model(part)
+    if not _has_wrapper(part):
+        with torch.no_grad():
+            found: Mapping[str, Value] = part.state_dict()
+        return found
     # not strict: a stage of a pipeline may have no parameters at all
     return get_model_state_dict(part, options=StateDictOptions(strict=False))
+
+
+def _has_wrapper(part: Module) -> bool:
+    """Return whether names may have parts that come from a wrapper within, which torch removes."""
+    return any(
+        isinstance(module, (DistributedDataParallel, ActivationWrapper))
+        or hasattr(module, _COMPILED)
+        or hasattr(module, "_fqn_modifiers")
+        for module in part.modules()
+    )
 
 
 def _model_state(parts: Sequence[Module]) -> Tree:
@@ -161,7 +196,7 @@ def _model_state(parts: Sequence[Module]) -> Tree:
     return state
 
 
-def _load_model(parts: Sequence[Module], given: Mapping[str, Any]) -> None:
+def _load_model(parts: Sequence[Module], given: Mapping[str, Value]) -> None:
     live = [_part_state(part) for part in parts]
     check_names({name: None for found in live for name in found}, given)
     for part, found in zip(parts, live, strict=True):
@@ -186,7 +221,8 @@ def _places(parts: Sequence[Module]) -> tuple[dict[torch.Tensor, Place], bool]:
             is_flat = True
             places.update(fsdp1_places(part))
         else:
+            has_wrapper = _has_wrapper(part)
             for raw, parameter in part.named_parameters():
-                (name,) = _get_fqns(part, raw)
+                name = next(iter(_get_fqns(part, raw))) if has_wrapper else raw
                 places[parameter] = Named((name,))
     return places, is_flat

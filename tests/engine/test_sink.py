@@ -18,7 +18,7 @@ from bcpformat.model.manifest import Manifest, ints
 from bcpformat.model.region import Box, Region
 from bcpformat.plan.resolve import ChunkIndex
 from bcpformat.plan.tasks import TaskPlan, cut_tasks
-from tests.plan.layouts import Saved, in_own_runs
+from tests.plan.layouts import Saved, in_own_runs, subbyte
 from tests.plan.painted import Read, reads, slices, stored
 
 
@@ -122,6 +122,16 @@ class Reading:
 def test_every_wanted_element_comes_to_its_place(read: Read, task_bytes: int, apart: bool) -> None:  # noqa: FBT001
     arrays = [elements(read.manifest, t) for t in range(len(read.manifest.tensors))]
     reading = Reading(read, arrays, apart=apart)
+
+    reading.place(reading.plan(task_bytes))
+    reading.sink.finish()
+
+    reading.check()
+
+
+@given(reads(subbyte()), st.sampled_from([4096, 2**23]))
+def test_every_wanted_element_below_a_byte_comes_to_its_place(read: Read, task_bytes: int) -> None:
+    reading = Reading(read, [elements(read.manifest, 0)])
 
     reading.place(reading.plan(task_bytes))
     reading.sink.finish()

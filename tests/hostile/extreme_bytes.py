@@ -156,19 +156,28 @@ STEPS = {"position": 4096, "stored": 4096, "offset": 64, "raw": 64, "nbytes": 64
 """Column to what its values, or their sums, are multiples of."""
 
 
+ABOVE = "above 2^53-1"
+"""End of the names of columns whose values are set to more than any number may be."""
+
+
 def of_cells(draft: Draft) -> Fields:
     """Return the changes of every value of every column; one that says nothing is left out."""
 
-    def changes(kind: str, column: str) -> Changes:
+    def changes(kind: str, column: str, *, above: bool) -> Changes:
         code, step = COLUMNS[kind][column][0], STEPS.get(column, 1)
+
+        def others(value: int, step: int) -> list[int]:
+            found = integers(value, code, step=step)
+            return [other for other in found if (other >= 2**53) == above]
+
         for number, row in enumerate(getattr(draft, kind)):
             value = row[column]
             if not isinstance(value, list):
-                for other in integers(value, code, step=step):
+                for other in others(value, step):
                     yield from made(kind, number, {column: other})
                 continue
             for axis, old in enumerate(value):
-                for other in integers(old, code):
+                for other in others(old, 1):
                     new = [*value[:axis], other, *value[axis + 1 :]]
                     yield from made(kind, number, {column: new})
 
@@ -188,12 +197,14 @@ def of_cells(draft: Draft) -> Fields:
         new = [row | change if at == number else row for at, row in enumerate(rows)]
         return replace(draft, **{kind: new}).encoded()
 
-    return {
-        f"{kind}.{column}": partial(changes, kind, column)
-        for kind, known in COLUMNS.items()
-        if getattr(draft, kind)
-        for column in known
-    }
+    found: Fields = {}
+    for kind, known in COLUMNS.items():
+        for column, (code, _) in known.items() if getattr(draft, kind) else ():
+            found[f"{kind}.{column}"] = partial(changes, kind, column, above=False)
+            if code == "Q":
+                name = f"{kind}.{column} {ABOVE}"
+                found[name] = partial(changes, kind, column, above=True)
+    return found
 
 
 def of_columns(draft: Draft) -> Fields:

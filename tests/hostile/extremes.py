@@ -6,7 +6,7 @@ to its changes, which are made when they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -47,6 +47,9 @@ STRANGERS = (
 )
 """Values that no field may have: the profile does not have them."""
 
+OUTSIDE = "outside the profile"
+"""End of the names of fields that are set to such values."""
+
 DTYPES = tuple(NAMES.split())
 NODE_KINDS = range(23)
 LISTS = ("files", "tensors", "objects")
@@ -81,21 +84,35 @@ def changed(document: Any, path: Path, more: Sequence[Any]) -> Iterator[tuple[st
     Args:
         document: It stays as it is.
         path: Keys and positions from the top.
-        more: Further values to set.
+        more: Values to set besides the extremes.
     """
-    value = document
-    for key in path:
-        value = value[key]
-    where = "".join(f"[{key!r}]" for key in path)
-    seen = {repr(value)}
-    for other in (*EXTREMES, *_near(value), *more):
-        if repr(other) not in seen:
-            seen.add(repr(other))
-            yield f"{where} = {other!r:.50}", _put(document, path, lambda _, new=other: new)
+    value = _at(document, path)
+    yield from replaced(document, path, (*EXTREMES, *_near(value), *more))
+    where = _shown(path)
     if path:
         yield f"{where} removed", _put(document, path[:-1], partial(_without, key=path[-1]))
     if path and isinstance(path[-1], int):
         yield f"{where} twice", _put(document, path[:-1], partial(_twice, at=path[-1]))
+
+
+def replaced(document: Any, path: Path, values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the document with other values at a path, each once; see `changed`."""
+    seen = {repr(_at(document, path))}
+    for other in values:
+        if repr(other) not in seen:
+            seen.add(repr(other))
+            what = f"{_shown(path)} = {other!r:.50}"
+            yield what, _put(document, path, lambda _, new=other: new)
+
+
+def _at(document: Any, path: Path) -> Any:
+    for key in path:
+        document = document[key]
+    return document
+
+
+def _shown(path: Path) -> str:
+    return "".join(f"[{key!r}]" for key in path)
 
 
 def _near(value: Any) -> list[Any]:
@@ -143,7 +160,7 @@ def of_document(
 
     Args:
         document: Its value.
-        name: Returns the name of the field that a path leads to.
+        name: Returns the name of the field that a path leads to, and of the document.
         encode: Returns the checkpoint with a changed document.
         more: Returns further values to set for a path.
     """
@@ -153,12 +170,17 @@ def of_document(
 
     def changes(group: list[Path]) -> Changes:
         for path in group:
-            # refused before anybody asks for the field, so the ends of a group are enough
-            strangers = STRANGERS if path in (group[0], group[-1]) else ()
-            for what, made in changed(document, path, (*strangers, *more(path))):
+            for what, made in changed(document, path, more(path)):
                 yield what, encode(made)
 
-    return {field: partial(changes, group) for field, group in groups.items()}
+    def strangers() -> Changes:
+        # refused before anybody asks for the field, so the ends of a group are enough
+        for path in (path for group in groups.values() for path in {group[0], group[-1]}):
+            for what, made in replaced(document, path, STRANGERS):
+                yield what, encode(made)
+
+    found: Fields = {field: partial(changes, group) for field, group in groups.items()}
+    return found | {f"{name(())} {OUTSIDE}": strangers}
 
 
 # ---- root and sections -------------------------------------------------------------------------
@@ -256,11 +278,13 @@ def of_absent_keys(draft: Draft, *, minor: int = 0) -> Fields:
     parts = draft.parts()
     found: Fields = {}
 
-    def added(rows: list[Row], key: str, encode: Callable[[Any], Objects]) -> Changes:
+    def added(
+        rows: list[Row], key: str, encode: Callable[[Any], Objects], values: Sequence[Any]
+    ) -> Changes:
         # an unknown key needs to be ignored but once
-        for row, values in enumerate(rows[:1] if minor else rows):
-            for value in (*EXTREMES, *STRANGERS, *DEFAULTS) if key not in values else ():
-                made = [*rows[:row], {**values, key: value}, *rows[row + 1 :]]
+        for row, old in enumerate(rows[:1] if minor else rows):
+            for value in values if key not in old else ():
+                made = [*rows[:row], {**old, key: value}, *rows[row + 1 :]]
                 yield f"[{row}] = {value!r:.50}", encode(made)
 
     def with_root(rows: list[Row]) -> Objects:
@@ -268,6 +292,9 @@ def of_absent_keys(draft: Draft, *, minor: int = 0) -> Fields:
 
     def with_writer(rows: list[Row]) -> Objects:
         return with_root([root | {"writer": rows[0]}])
+
+    def with_map(kind: str, rows: list[Row]) -> Objects:
+        return with_section(parts, kind, rows[0])
 
     root = msgpack.unpackb(parts.root_raw())
     places: dict[str, tuple[list[Row], Callable[[Any], Objects]]] = {"root": ([root], with_root)}
@@ -278,9 +305,10 @@ def of_absent_keys(draft: Draft, *, minor: int = 0) -> Fields:
         if section.kind in LISTS:
             places[section.kind] = document, partial(with_section, parts, section.kind)
         elif isinstance(document, dict) and minor:
-            encode = lambda rows, kind=section.kind: with_section(parts, kind, rows[0])  # noqa: E731
-            places[section.kind] = [document], encode
+            places[section.kind] = [document], partial(with_map, section.kind)
     for kind, (rows, encode) in places.items():
         for key in ("~",) if minor else OPTIONAL[kind]:
-            found[f"{kind}.{key} added"] = partial(added, rows, key, encode)
+            name, values = f"{kind}.{key} added", (*EXTREMES, *DEFAULTS)
+            found[name] = partial(added, rows, key, encode, values)
+            found[f"{name} {OUTSIDE}"] = partial(added, rows, key, encode, STRANGERS)
     return found

@@ -45,7 +45,7 @@ def test_a_task_is_bounded_by_its_raw_bytes_too() -> None:
     with bcpformat.open(store) as ckpt:
         manifest = ckpt.manifest
         pieces, blocks = ChunkIndex(manifest).resolve(ints([0]), {})
-        plan = ckpt.reader.plan(pieces, blocks)
+        plan = ckpt.reader.whole().plan(pieces, blocks)
 
     assert int(block_counts(manifest.runs)[0]) == 32
     assert max(task.raw_nbytes for task in plan.tasks) <= BUFFER_BYTES

@@ -23,6 +23,7 @@ from bcpformat.model.manifest import (
 from bcpformat.model.region import Box, Region
 from bcpformat.plan.pack import LARGE_BLOCK_LOG2, LARGE_RUN_BYTES, SMALL_BLOCK_LOG2, aligned
 
+SUBBYTE = ["uint2", "int4", "float6_e2m3fn"]
 DTYPES = ["uint8", "float32", "bfloat16", "complex128", "int4", "float6_e2m3fn"]
 
 
@@ -169,6 +170,12 @@ def manifests(draw: st.DrawFn) -> Manifest:
             shape = shape[:2]
         found = draw(regions(tuple(shape)))
         tensors.append(Saved(draw(st.sampled_from(DTYPES)), tuple(shape), found))
+    return draw(packed(tensors))
+
+
+@st.composite
+def packed(draw: st.DrawFn, tensors: Sequence[Saved]) -> Manifest:
+    """Manifests of given tensors, whose chunks lie in random runs."""
     items = [DType.named(t.dtype).item for t in tensors for _ in t.regions]
     runs: list[list[int]] = []
     for row in draw(st.permutations(range(len(items)))):
@@ -177,6 +184,24 @@ def manifests(draw: st.DrawFn) -> Manifest:
         else:
             runs.append([row])
     return build(tensors, runs, [draw(st.sampled_from([12, 12, 13])) for _ in runs])
+
+
+@st.composite
+def long_rows(draw: st.DrawFn) -> Manifest:
+    """Manifests of one tensor whose rows are about as long as one to three blocks."""
+    shape = (
+        *draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)),
+        draw(st.integers(200, 900)),
+    )
+    saved = draw(st.one_of(regions(shape), st.just([Region.whole(Box.whole(shape))])))
+    return draw(packed([Saved("complex128", shape, saved)]))
+
+
+@st.composite
+def subbyte(draw: st.DrawFn) -> Manifest:
+    """Manifests of one small tensor whose chunks and rows end anywhere in a byte."""
+    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
+    return draw(packed([Saved(draw(st.sampled_from(SUBBYTE)), shape, draw(regions(shape)))]))
 
 
 @st.composite

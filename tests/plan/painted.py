@@ -12,7 +12,7 @@ from bcpformat.model.dtypes import DType
 from bcpformat.model.manifest import Ints, Manifest, ints
 from bcpformat.model.region import Box
 from bcpformat.plan.resolve import ChunkIndex
-from tests.plan.layouts import boxes, manifests
+from tests.plan.layouts import boxes, long_rows, manifests, subbyte
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ def stored(manifest: Manifest, index: ChunkIndex, chunk: int) -> Ints:
 
 
 @st.composite
-def reads(draw: st.DrawFn) -> Read:
-    """A manifest and up to four wants in it, some of the same tensor."""
-    manifest = draw(manifests())
+def reads(draw: st.DrawFn, layouts: st.SearchStrategy[Manifest] | None = None) -> Read:
+    """A manifest, of any kind unless given, and up to four wants in it, some of the same tensor."""
+    manifest = draw(st.one_of(manifests(), long_rows(), subbyte()) if layouts is None else layouts)
     full = [t for t, shape in enumerate(manifest.tensors.shapes) if 0 not in shape]
     wants, whole = [], set()
     for tensor in draw(st.lists(st.sampled_from(full), max_size=4)) if full else []:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from bcpformat.model.checks import check_manifest
 from bcpformat.model.limits import DEFAULT_LIMITS
 from bcpformat.model.manifest import Manifest, ints
 from bcpformat.model.region import Box, Region
 from bcpformat.plan.resolve import Blocks, ChunkIndex, Pieces
-from tests.plan.layouts import Saved, in_own_runs, manifests
+from tests.plan.layouts import Saved, in_own_runs, long_rows, manifests
 from tests.plan.painted import Read, reads, stored
 
 
@@ -50,7 +52,7 @@ def test_random_layouts_are_valid_manifests(manifest: Manifest) -> None:
     assert check_manifest(manifest, limits=DEFAULT_LIMITS) == []
 
 
-@given(reads())
+@given(st.one_of(reads(), reads(long_rows())))
 def test_exactly_the_needed_blocks_are_read_once(read: Read) -> None:
     _, blocks = resolved(read)
 
@@ -173,16 +175,17 @@ def test_rows_closer_than_a_block_are_one_piece() -> None:
     assert pieces.nbytes.tolist() == [(rows - 1) * columns * 4 + 8]
 
 
-def test_rows_with_a_block_between_them_are_pieces_of_their_own() -> None:
-    whole = [Region.whole(Box.whole((5, 3072)))]
-    manifest = in_own_runs([Saved("float32", (5, 3072), whole)], log2=12)
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_rows_with_a_block_between_them_are_pieces_of_their_own(blocks: int) -> None:
+    shape = (5, blocks * 1024)
+    manifest = in_own_runs([Saved("float32", shape, [Region.whole(Box.whole(shape))])], log2=12)
     column = Box(origin=(1, 10), shape=(3, 2))
 
-    pieces, blocks = ChunkIndex(manifest).resolve(ints([0]), {0: column})
+    pieces, found = ChunkIndex(manifest).resolve(ints([0]), {0: column})
 
-    assert pieces.offset.tolist() == [row * 12288 + 40 for row in (1, 2, 3)]
+    assert pieces.offset.tolist() == [row * blocks * 4096 + 40 for row in (1, 2, 3)]
     assert pieces.nbytes.tolist() == [8] * 3
-    assert blocks.index.tolist() == [3, 6, 9]
+    assert found.index.tolist() == [blocks, 2 * blocks, 3 * blocks]
 
 
 def test_rows_in_blocks_that_follow_one_another_are_one_piece() -> None:
@@ -250,25 +253,48 @@ def test_more_chunks_than_are_looked_at_together_give_the_same() -> None:
     assert (pieces.target >= 0).all()
 
 
-def test_positions_of_many_huge_tensors_do_not_overflow() -> None:
+def test_a_column_of_many_rows_takes_no_memory_for_each_row() -> None:
+    whole = [Region.whole(Box.whole((2**21, 1024)))]
+    index = ChunkIndex(in_own_runs([Saved("uint8", (2**21, 1024), whole)]))
+    column = Box(origin=(0, 3), shape=(2**21, 2))
+    tracemalloc.start()
+
+    pieces, _ = index.resolve(ints([0]), {0: column})
+
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert pieces.nbytes.tolist() == [(2**21 - 1) * 1024 + 2]
+    assert peak < 2**20
+
+
+def test_elements_below_a_byte_that_end_both_chunk_and_want_are_copied() -> None:
+    """The last byte of neither holds anything else."""
+    saved = [Region(box=Box.whole((7,)), start=s, count=c) for s, c in ((0, 4), (4, 3))]
+    manifest = in_own_runs([Saved("int4", (7,), saved)])
+
+    pieces, _ = ChunkIndex(manifest).resolve(ints([0]), {})
+
+    assert pieces.target.tolist() == [0, 2]
+    assert pieces.nbytes.tolist() == [2, 2]
+
+
+def test_positions_of_many_huge_tensors_meet_their_own_tensor_only() -> None:
     """The tensor and a position below 2^53 do not fit one integer for 600 tensors."""
-    size, half = 2**53 - 1, 2**52
-    halves = [
-        Region.whole(Box(origin=(0,), shape=(half,))),
-        Region.whole(Box(origin=(half,), shape=(size - half,))),
+    size = 2**53 - 1
+    saved = [
+        Region.whole(Box(origin=(0,), shape=(1,))),
+        Region.whole(Box(origin=(1,), shape=(size - 1,))),
     ]
-    manifest = in_own_runs([Saved("uint8", (size,), halves)] * 600, log2=30)
+    manifest = in_own_runs([Saved("uint8", (size,), saved)] * 600, log2=30)
     far = np.zeros_like(manifest.runs.position)
     manifest = replace(manifest, runs=replace(manifest.runs, position=far))
-    boxes = {i: Box(origin=(half - 2 + i % 5,), shape=(1,)) for i in range(600)}
+    boxes = {i: Box(origin=(size - 1 - i,), shape=(1,)) for i in range(600)}
 
     pieces, _ = ChunkIndex(manifest).resolve(np.arange(600), boxes)
 
     assert pieces.want.tolist() == list(range(600))
-    assert pieces.chunk.tolist() == [2 * i + (i % 5 >= 2) for i in range(600)]
-    assert pieces.offset.tolist() == [
-        half - 2 + i % 5 - (half if i % 5 >= 2 else 0) for i in range(600)
-    ]
+    assert pieces.chunk.tolist() == [2 * i + 1 for i in range(600)]
+    assert pieces.offset.tolist() == [size - 2 - i for i in range(600)]
 
 
 def slabs(shape: tuple[int, ...], parts: int) -> list[Box]:

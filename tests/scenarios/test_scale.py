@@ -124,20 +124,27 @@ def test_t39_a_plan_of_2048_ranks_and_1024_tensors_takes_seconds_and_grows_with_
     assert whole < 3.5 * half
 
 
-def test_t56_of_64_ranks_a_second_save_sends_no_plan_and_a_changed_shape_is_noticed() -> None:
+@pytest.mark.slow
+def test_t56_of_64_ranks_only_a_save_of_another_layout_sends_plans() -> None:
     ranks, store = Ranks(64), MemoryStore()
-    whole = np.zeros((130, 3), dtype=np.float32)
-    plans: list[set[str]] = []
-    sent: list[int] = []
+    rows = np.zeros((192, 3), dtype=np.float32)
+    plan_bytes = []
     for number, width in enumerate((5, 5, 6)):
         place = store.child(str(number))
 
-        def act(end: Coordinator, place: bcpformat.Store = place, width: int = width) -> object:
+        def act(end: Coordinator, place: bcpformat.Store = place, width: int = width) -> bytes:
             low = 3 * end.rank
-            held = whole[low : low + 3]
-            shard = Shard(held, global_shape=whole.shape, origin=(min(low, 130), 0))
-            own = {f"b{end.rank}": np.zeros(width if end.rank == 63 else 5, dtype=np.int8)}
-            return bcpformat.write(place, {"w": shard, **own}, group=end)
+            shard = Shard(rows[low : low + 3], global_shape=rows.shape, origin=(low, 0))
+            own = np.zeros(width if end.rank == 63 else 5)
+            return bcpformat.write(place, {"w": shard, f"b{end.rank}": own}, group=end).attempt_id
 
-        before = {kind: ranks.put_bytes(), }
-        ranks.run(act)
+        (save,) = set(ranks.run(act))
+        plan_bytes.append(
+            [ranks.put_bytes(f"{save.hex()}/{kind}/") for kind in ("layout", "assignment", "part")]
+        )
+    first, unchanged, changed = plan_bytes
+
+    assert min(first) > 0
+    assert unchanged[:2] == [0, 0] and unchanged[2] > 0
+    assert changed[0] >= first[0] and changed[1] >= first[1]
+    assert ranks.totals == 3

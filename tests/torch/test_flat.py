@@ -68,6 +68,7 @@ def buffers(draw: st.DrawFn) -> tuple[list[InBuffer], int]:
     return found, offset + draw(st.integers(0, 3))
 
 
+@pytest.mark.slow
 @given(buffers(), st.integers(1, 6))
 def test_ranks_have_every_element_of_every_parameter_once(
     drawn: tuple[list[InBuffer], int], ranks: int
@@ -228,7 +229,7 @@ def painted(tensors: dict[str, torch.Tensor], shards: list[tuple[str, Shard]]) -
 
 
 @MODES
-@pytest.mark.parametrize("ranks", [3, 4, 64])
+@pytest.mark.parametrize("ranks", [3, 4, pytest.param(64, marks=pytest.mark.slow)])
 def test_ranks_of_fsdp1_have_every_element_of_every_parameter(orig: bool, ranks: int) -> None:  # noqa: FBT001
     expected = {name: p.detach() for name, p in Net(1).named_parameters(remove_duplicate=False)}
     found = []
@@ -300,6 +301,17 @@ def test_a_flat_parameter_takes_one_count_of_steps_only() -> None:
 
         with pytest.raises(InvalidArgumentError, match="use_orig_params=True"):
             set_state(model, optimizer, state)
+
+
+@MODES
+def test_parameters_that_are_summoned_whole_are_refused(orig: bool) -> None:  # noqa: FBT001
+    with as_rank(0, of=3):
+        model = fsdp1(1, orig=orig)
+        with (
+            FullyShardedDataParallel.summon_full_params(model),
+            pytest.raises(InvalidArgumentError, match="summon_full_params"),
+        ):
+            fsdp1_state(model)
 
 
 def test_a_shard_of_another_layout_is_refused() -> None:
