@@ -215,7 +215,7 @@ def _unfolded(boxes: Boxes, fold: int, how: How) -> Rectangles:
     for axis in reversed(range(len(boxes.shape))):
         group = int(axis >= fold)
         rest, step = np.divmod(rest, steps[axis][box])
-        first[group] += boxes.origin[axis][box] * total[group]
+        first[group] += (boxes.origin[axis][box] + step) * total[group]
         total[group] *= boxes.shape[axis]
     return Rectangles(
         height=total[0],

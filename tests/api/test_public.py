@@ -63,7 +63,8 @@ NAMES = [
 SIGNATURES = {
     "write": "(location, state, *, step, options, group, progress)",
     "read": (
-        "(location, *, into, filter, rename, strict, cast, as_numpy, options, per_rank, group, progress)"
+        "(location, *, into, filter, rename, strict, cast, as_numpy, options, per_rank, group, "
+        "progress)"
     ),
     "open": "(location, *, options)",
     "validate": "(location, *, level, options, progress)",

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+import bcpformat
+from bcpformat import MemoryStore
+from bcpformat.engine.partial import ManifestReader
+from bcpformat.model.limits import DEFAULT_LIMITS
 from bcpformat.model.manifest import (
+    MANIFEST_KEY,
     ChunkTable,
     FileRow,
     Manifest,
@@ -16,6 +21,8 @@ from bcpformat.model.manifest import (
     Writer,
     ints,
 )
+from bcpformat.model.region import Box
+from bcpformat.wire import encode_manifest
 
 ATTEMPT = bytes(range(16))
 SLAB = (8, 16)
@@ -84,3 +91,22 @@ def slab_manifest(*, tensors: int, ranks: int) -> Manifest:
         ),
         objects=[ObjectRow(name="object", run=tensors, offset_bytes=64, nbytes=20)],
     )
+
+
+def store_of(manifest: Manifest | bytes) -> MemoryStore:
+    """Return a store with a manifest."""
+    if isinstance(manifest, Manifest):
+        manifest = encode_manifest(manifest, codec="none")
+    store = MemoryStore()
+    store.put_if_absent(MANIFEST_KEY, manifest)
+    return store
+
+
+def opened(store: bcpformat.Store) -> ManifestReader:
+    """Return a reader of a store's manifest."""
+    return ManifestReader(store, limits=DEFAULT_LIMITS)
+
+
+def slabs(*ranks: int) -> dict[int, Box]:
+    """Return the boxes of wants that are the slabs of some ranks."""
+    return {want: Box(origin=(SLAB[0] * rank, 0), shape=SLAB) for want, rank in enumerate(ranks)}

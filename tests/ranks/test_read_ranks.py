@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import bcpformat
 from bcpformat import MemoryStore, PerRank, Shard, Shards, WriteOptions, even_segments, fused
-from bcpformat.engine.coordinator import Coordinator
 from bcpformat.errors import ErrorCode
 from bcpformat.testing.ranks import Ranks, run_ranks
 

@@ -1,4 +1,4 @@
-"""Several ranks write one checkpoint: what is stored once, compared, refused, and never published."""
+"""Several ranks write one checkpoint: what is stored once, compared, and never published."""
 
 from __future__ import annotations
 
