@@ -121,7 +121,7 @@ def escaped(text: str) -> str:
     """
     if not text.isprintable():
         text = "".join(c if c.isprintable() or c == "\n" else display(c) for c in text)
-    return text
+    return escape(text)
 
 
 def fitted(text: str, columns: int) -> str:

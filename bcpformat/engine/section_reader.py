@@ -152,6 +152,7 @@ class SectionReader:
         counts = np.zeros_like(tensors.chunks)
         counts[wanted] = tensors.chunks[wanted]
         chunks = Chunks(tensors=replace(tensors, chunks=counts), rows=rows, table=table)
+        raise_first(check_regions(chunks.tensors, chunks.table, wanted))
         return chunks
 
     def runs(self, run: Ints, place: Callable[[int], str]) -> tuple[Ints, RunTable]:

@@ -225,6 +225,22 @@ def test_readers_of_the_same_box_share_a_grey_rectangle() -> None:
     assert found["read by 0-1; origin [0, 0], extent [8, 4]"] not in colours(3)
 
 
+def test_many_readers_share_bars_and_are_named_in_ranges() -> None:
+    of_all, of_some = {"t000": [rows(0, 8)]}, {"t000": [rows(0, 2)]}
+    readers = [of_all if n < 48 else of_some if n % 3 else {} for n in range(96)]
+
+    picture = draw(two_files(), readers=readers)
+
+    labels = texts(parsed(picture), "label")[2:]
+    assert len(labels) == MOST_BARS
+    assert (labels[0], labels[-1]) == ("readers 0-3", "readers 92-95")
+    assert texts(parsed(picture), "dim end")[-1] == "up to 8 B, 0-1 files"
+    first, second = read_by(picture)
+    assert first.startswith("read by 0-47;")
+    assert second.startswith("read by 49-50, 52-53, 55-56,")
+    assert "... (32 in all);" in second
+
+
 def test_many_boxes_of_readers_are_merged_or_sampled_too() -> None:
     manifest = in_own_runs([Saved("uint8", (3000, 2), grid((3000, 2), (1, 1)))])
     lines = [Box(origin=(row, 0), shape=(1, 2)) for row in range(3000)]

@@ -124,6 +124,15 @@ def test_the_largest_axis_is_sampled_without_a_number_that_wraps() -> None:
     assert (result.right > result.left).all()
 
 
+def test_axes_of_one_element_are_neither_rows_nor_columns() -> None:
+    shape = (1, 3, 1, 5, 1)
+
+    found = boxes(shape, [r.box for r in grid(shape, (1, 3, 1, 1, 1))], range(3))
+
+    assert found.shape == (3, 5)
+    assert fold_axis(found) == 1
+
+
 def test_axes_are_folded_where_that_cuts_the_fewest_boxes() -> None:
     shape = (8, 4, 3, 3)
     by_second = boxes(shape, [r.box for r in grid(shape, (1, 4, 1, 1))], range(4))
