@@ -43,8 +43,6 @@ MOST_RANKS = 8
 _PATIENT_S = 300.0
 
 Tree = dict[str, Any]
-Build = Callable[[int | None], nn.Module]
-"""Makes the model, or one of two stages of it; in every call with the same elements."""
 
 
 class Block(nn.Module):
@@ -77,7 +75,7 @@ def truth() -> dict[str, torch.Tensor]:
     return found
 
 
-def numbered(stage: int | None) -> nn.Module:
+def numbered(stage: int | None = None) -> nn.Module:
     """Make the model with its numbers, or the first or second stage of it."""
     model = _modules()
     if stage is not None:
@@ -86,14 +84,6 @@ def numbered(stage: int | None) -> nn.Module:
             delattr(model, name)
     whole = truth()
     model.load_state_dict({name: whole[name] for name in model.state_dict()})
-    return model
-
-
-def blank(stage: int | None) -> nn.Module:
-    """Make the model, or a stage, with zeros."""
-    model = numbered(stage)
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.detach().zero_()
     return model
 
 
@@ -266,43 +256,43 @@ def _split_tensors(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(model, mesh, plan)
 
 
-def _fsdp2(build: Build) -> Held:
-    return Trained(_shard(build(None), _mesh(dp=dist.get_world_size())))
+def _fsdp2() -> Held:
+    return Trained(_shard(numbered(), _mesh(dp=dist.get_world_size())))
 
 
-def _tensor_parallel(build: Build) -> Held:
-    return Trained(_split_tensors(build(None), _mesh(tp=dist.get_world_size())))
+def _tensor_parallel() -> Held:
+    return Trained(_split_tensors(numbered(), _mesh(tp=dist.get_world_size())))
 
 
-def _fsdp2_over_tensor_parallel(build: Build) -> Held:
+def _fsdp2_over_tensor_parallel() -> Held:
     mesh = _mesh(dp=dist.get_world_size() // 2, tp=2)
-    return Trained(_shard(_split_tensors(build(None), mesh["tp"]), mesh["dp"]))
+    return Trained(_shard(_split_tensors(numbered(), mesh["tp"]), mesh["dp"]))
 
 
-def _hybrid(build: Build) -> Held:
-    return Trained(_shard(build(None), _mesh(replicas=2, shards=dist.get_world_size() // 2)))
+def _hybrid() -> Held:
+    return Trained(_shard(numbered(), _mesh(replicas=2, shards=dist.get_world_size() // 2)))
 
 
-def _pipeline(build: Build) -> Held:
-    return Trained(build(dist.get_rank()))
+def _pipeline() -> Held:
+    return Trained(numbered(dist.get_rank()))
 
 
-def _pipeline_of_fsdp2(build: Build) -> Held:
+def _pipeline_of_fsdp2() -> Held:
     mesh = _mesh(pp=2, dp=2)
-    return Trained(_shard(build(mesh.get_local_rank("pp")), mesh["dp"]))
+    return Trained(_shard(numbered(mesh.get_local_rank("pp")), mesh["dp"]))
 
 
-def _pipeline_of_fsdp2_over_tensor_parallel(build: Build) -> Held:
+def _pipeline_of_fsdp2_over_tensor_parallel() -> Held:
     mesh = _mesh(pp=2, dp=2, tp=2)
-    model = _split_tensors(build(mesh.get_local_rank("pp")), mesh["tp"])
+    model = _split_tensors(numbered(mesh.get_local_rank("pp")), mesh["tp"])
     return Trained(_shard(model, mesh["dp"]))
 
 
-def _fsdp1(build: Build, *, orig: bool) -> Held:
+def _fsdp1(*, orig: bool) -> Held:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = FullyShardedDataParallel(
-            build(None),
+            numbered(),
             auto_wrap_policy=ModuleWrapPolicy({Block}),
             use_orig_params=orig,
             device_id=torch.device("cpu"),
@@ -320,12 +310,12 @@ class Layout:
     """
 
     ranks: int
-    make: Callable[[Build], Held]
+    make: Callable[[], Held]
 
 
 LAYOUTS: dict[str, Layout] = {
-    "one process": Layout(1, lambda build: Trained(build(None))),
-    "DDP, 2": Layout(2, lambda build: Trained(DistributedDataParallel(build(None)))),
+    "one process": Layout(1, lambda: Trained(numbered())),
+    "DDP, 2": Layout(2, lambda: Trained(DistributedDataParallel(numbered()))),
     "FSDP2, 2": Layout(2, _fsdp2),
     "FSDP2, 3": Layout(3, _fsdp2),
     "FSDP2, 4": Layout(4, _fsdp2),
@@ -336,10 +326,10 @@ LAYOUTS: dict[str, Layout] = {
     "PP, 2": Layout(2, _pipeline),
     "PP x FSDP2, 2x2": Layout(4, _pipeline_of_fsdp2),
     "PP x FSDP2 x TP, 2x2x2": Layout(8, _pipeline_of_fsdp2_over_tensor_parallel),
-    "FSDP1, original parameters, 3": Layout(3, lambda build: _fsdp1(build, orig=True)),
-    "FSDP1, flat parameters, 2": Layout(2, lambda build: _fsdp1(build, orig=False)),
-    "ZeRO-1 partition, 3": Layout(3, lambda build: FlatPartition(build(None), stage=1)),
-    "ZeRO-3 partition, 4": Layout(4, lambda build: FlatPartition(build(None), stage=3)),
+    "FSDP1, original parameters, 3": Layout(3, lambda: _fsdp1(orig=True)),
+    "FSDP1, flat parameters, 2": Layout(2, lambda: _fsdp1(orig=False)),
+    "ZeRO-1 partition, 3": Layout(3, lambda: FlatPartition(numbered(), stage=1)),
+    "ZeRO-3 partition, 4": Layout(4, lambda: FlatPartition(numbered(), stage=3)),
 }
 """Name of a layout to the layout; the numbers are those of its ranks."""
 
@@ -352,7 +342,7 @@ assert max(layout.ranks for layout in LAYOUTS.values()) == MOST_RANKS
 def save(member: Member, name: str, place: str) -> str:
     """Save the model in a layout; return why that was refused, nothing if it was not."""
     with member.default_group():
-        held = _made(name, numbered)
+        held = _made(name)
         held.learn()
         state = {**held.state(), "epoch": 7, "seen": PerRank({"rank": member.rank})}
         try:
@@ -365,10 +355,9 @@ def save(member: Member, name: str, place: str) -> str:
 def load(member: Member, name: str, places: Mapping[str, str]) -> dict[str, list[str]]:
     """Load into a model in a layout what others saved; return what is wrong with each."""
     with member.default_group():
-        right = _made(name, numbered)
-        right.learn()
-        expected = right.elements()
-        held = _made(name, blank)
+        held = _made(name)
+        held.learn()
+        expected = {key: tensor.clone() for key, tensor in held.elements().items()}
         found = {}
         for saved, place in places.items():
             held.clear()
@@ -376,9 +365,9 @@ def load(member: Member, name: str, places: Mapping[str, str]) -> dict[str, list
         return found
 
 
-def _made(name: str, build: Build) -> Held:
+def _made(name: str) -> Held:
     _clear_sharding_prop_cache()  # torch keeps meshes there, whose groups are gone
-    return LAYOUTS[name].make(build)
+    return LAYOUTS[name].make()
 
 
 def _problems(
@@ -442,7 +431,9 @@ def matrix(
         values(outcome[: LAYOUTS[name].ranks])
         for name, outcome in zip(names, outcomes, strict=True)
     ]
-    refused = {name: next(filter(None, found), "") for name, found in zip(saves, done, strict=False)}
+    refused = {
+        name: next(filter(None, found), "") for name, found in zip(saves, done, strict=False)
+    }
     read = dict(zip(loads, done[len(saves) :], strict=True))
     found = {}
     for saved, loaded in pairs:
