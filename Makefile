@@ -13,7 +13,7 @@ SOURCES := $(wildcard bcpformat conformance examples fuzz tests)
 
 help:
 	@echo "venv    create $(VENV) with everything development needs"
-	@echo "demo    convert real weights, train, save, resume, damage, validate"
+	@echo "demo    convert real weights, train, save, resume, damage; kill 4 ranks, resume on 2 and 1"
 	@echo "test    run all tests"
 	@echo "check   lint, types, layers, then all tests"
 	@echo "fuzz    feed the readers damaged bytes"

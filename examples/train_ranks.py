@@ -24,7 +24,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import bcpformat
 from bcpformat.api.save import encoded_state
@@ -32,7 +37,7 @@ from bcpformat.model.region import Box, Region
 from bcpformat.torch import get_state, set_state
 
 SEED = 11
-SAVED_STEP, MORE_STEPS, MOST_STEPS = 24, 12, 40
+SAVED_STEP, MORE_STEPS, MOST_STEPS = 24, 12, 250
 WIDTH, HIDDEN, LAYERS, HEADS, VOCABULARY, CONTEXT = 128, 512, 2, 4, 512, 32
 BATCH = 16
 """Sequences of one step, of all workers together."""
@@ -135,7 +140,9 @@ class Model(nn.Module):
 def tensor_parallel(model: Model, mesh: DeviceMesh) -> None:
     """Split every large matrix over the ranks of a worker; norms and places are on all of them."""
     columns, rows = ColwiseParallel(), RowwiseParallel()
-    plan = {f"blocks.*.{name}": columns for name in ("query", "key", "value", "up")}
+    plan: dict[str, ParallelStyle] = {
+        f"blocks.*.{name}": columns for name in ("query", "key", "value", "up")
+    }
     plan |= {f"blocks.*.{name}": rows for name in ("out", "down")}
     plan["embed"] = RowwiseParallel(input_layouts=Replicate())
     plan["head"] = ColwiseParallel(output_layouts=Replicate())
@@ -218,7 +225,7 @@ class Trainer:
         torch.set_rng_state(state["rng"].value["state"])
 
 
-def wanted(state: State) -> dict[str, list[tuple[Sequence[int], Sequence[int]]]]:
+def wanted(state: State) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]:
     """Return origin and extent of each box that this rank has, by the tensor's name."""
     found, boxes = encoded_state(state), {}
     for name, leaf in zip(found.names, found.leaves, strict=True):

@@ -8,7 +8,7 @@ from bcpformat.api.framework import frameworks
 from bcpformat.engine.coordinator import Coordinator, SoloCoordinator
 from bcpformat.errors import InvalidArgumentError
 
-_METHODS = ("total", "put", "take", "forget")
+_METHODS = ("total", "exchange", "put", "take", "forget")
 
 
 def coordinator_of(group: object) -> Coordinator:

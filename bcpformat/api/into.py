@@ -25,7 +25,8 @@ from bcpformat.api.per_rank import PerRankRules, Rule, changed_ranks, copy, own
 from bcpformat.api.selection import Filter, Rename, name_filter, name_map
 from bcpformat.api.template import Slot, Template
 from bcpformat.engine.checkpoint_reader import CheckpointReader
-from bcpformat.engine.meeting import Meeting, together
+from bcpformat.engine.meeting import Meeting, in_step, together
+from bcpformat.engine.shared import reads_together
 from bcpformat.engine.sink import Destinations
 from bcpformat.errors import BcpError, ErrorCode, InvalidArgumentError, Problem
 from bcpformat.model.dtypes import DTYPES, DType
@@ -130,38 +131,38 @@ class TemplateReader:
             FormatError: Something does not verify; `.changed` names the destinations that
                 may have changed.
         """
-        leaves = Template(template)
-        saved = saved_leaves(self._reader.manifest.state)
-        plan = self._match(leaves.slots, saved)
-        extra = self._unexpected(plan, list(saved), meeting)
+        with in_step(meeting):
+            leaves = Template(template)
+            saved = saved_leaves(self._reader.manifest.state)
+            plan = self._match(leaves.slots, saved)
+            lacking = self._lacking(plan.used, saved)
+        extra = self._lacked_by_all(lacking, list(saved), meeting)
         problems = plan.problems
         if plan.absent:
             problems += missing(plan.absent, Names(saved))
         problems += unexpected(extra)
         together(meeting, self._refusal(plan, leaves, problems, extra, strict=strict))
-        failure: BaseException | None = None
-        try:
-            self._fill(plan)
-        except BaseException as error:
-            if meeting is None:
-                raise
-            failure = error
-        together(meeting, failure)
+        with in_step(meeting):
+            self._fill(plan, meeting)
         if strict:
             return leaves.rebuilt()
         result = Mismatches(problems)
         result.state = leaves.rebuilt()
         return result
 
-    def _unexpected(self, plan: _Plan, saved: list[str], meeting: Meeting | None) -> list[str]:
-        """Return the selected names of the checkpoint that no template of the group has."""
-        used = plan.used
+    def _lacking(self, used: set[str], saved: Mapping[str, Node]) -> list[str]:
+        """Return the selected names of the checkpoint that the template does not have."""
         extra = [n for n in saved if n not in used and self._take(n)]
-        extra = [n for n in extra if not _covered(n, used)]
+        return [n for n in extra if not _covered(n, used)]
+
+    def _lacked_by_all(
+        self, lacking: list[str], saved: list[str], meeting: Meeting | None
+    ) -> list[str]:
+        """Return those of some names of the checkpoint that no rank of the group has."""
         if meeting is None:
-            return extra
-        lacking = set(extra)
-        lacked = meeting.total(ints([n in lacking for n in saved]))
+            return lacking
+        mine = set(lacking)
+        lacked = meeting.total(ints([n in mine for n in saved]))
         return [n for n, ranks in zip(saved, lacked.tolist(), strict=True) if ranks == self._size]
 
     def _refusal(
@@ -344,23 +345,24 @@ class TemplateReader:
                 nbytes[i] = DTYPES[dtypes[want.row]].nbytes_of(want.box.numel)
         return nbytes
 
-    def _fill(self, plan: _Plan) -> None:
+    def _fill(self, plan: _Plan, meeting: Meeting | None) -> None:
         """Read plain values, then elements, and only then put plain values in their places."""
         changed: list[str] = []
         try:
-            plain = self._plain(plan)
-            ranks = self._per_rank(plan)
-            wants = plan.wants
-            out = Destinations(
-                address=ints([w.address for w in wants]),
-                nbytes=self._want_nbytes(wants),
-                strided={i: w.strided for i, w in enumerate(wants) if w.strided is not None},
-                owners=plan.targets,
-            )
-            changed += dict.fromkeys(w.name for w in wants if not w.is_late)
-            rows = ints([w.row for w in wants])
-            boxes = {i: w.box for i, w in enumerate(wants) if w.box is not None}
-            self._reader.read_tensors(rows, boxes, out, progress=self._progress)
+            with reads_together(self._reader, meeting) as read_tensors:
+                plain = self._plain(plan)
+                ranks = self._per_rank(plan)
+                wants = plan.wants
+                out = Destinations(
+                    address=ints([w.address for w in wants]),
+                    nbytes=self._want_nbytes(wants),
+                    strided={i: w.strided for i, w in enumerate(wants) if w.strided is not None},
+                    owners=plan.targets,
+                )
+                changed += dict.fromkeys(w.name for w in wants if not w.is_late)
+                rows = ints([w.row for w in wants])
+                boxes = {i: w.box for i, w in enumerate(wants) if w.box is not None}
+                read_tensors(rows, boxes, out, progress=self._progress)
             for name, slot, target in plan.targets:
                 if target.after is not None:
                     changed.append(name)

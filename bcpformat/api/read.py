@@ -21,6 +21,7 @@ from bcpformat.engine.meeting import (
     Meeting,
     are_equal,
     convene,
+    in_step,
     with_squares,
 )
 from bcpformat.engine.options import ReadOptions
@@ -95,16 +96,17 @@ def read(
     coordinator = coordinator_of(group)
     with paused_collector(), ExitStack() as stack:
         opened, meeting = _opened(location, options, coordinator, stack)
-        reader = TemplateReader(
-            opened.reader,
-            chosen=filter,
-            rename=rename,
-            cast=cast,
-            rules=rules,
-            rank=coordinator.rank,
-            size=coordinator.size,
-            progress=shown,
-        )
+        with in_step(meeting):
+            reader = TemplateReader(
+                opened.reader,
+                chosen=filter,
+                rename=rename,
+                cast=cast,
+                rules=rules,
+                rank=coordinator.rank,
+                size=coordinator.size,
+                progress=shown,
+            )
         return reader.read(into, strict=strict, meeting=meeting)
 
 
@@ -119,11 +121,16 @@ def _opened(
     def prepare() -> Ints:
         opened.append(stack.enter_context(Checkpoint(location, options=options)))
         identity = int.from_bytes(opened[0].outline.root.attempt_id[:5], "little")
-        words = [identity & (1 << WORD_BITS) - 1, identity >> WORD_BITS]
+        words = [identity & (1 << WORD_BITS) - 1, identity >> WORD_BITS, int(options.shared)]
         return ints(with_squares(words))
 
-    meeting, sums = convene(coordinator, prepare, width=4, timeout_s=options.timeout_s)
-    if not all(are_equal(sums.tolist(), meeting.size)):
+    meeting, sums = convene(coordinator, prepare, width=6, timeout_s=options.timeout_s)
+    *are_same, is_shared_alike = are_equal(sums.tolist(), meeting.size)
+    if not is_shared_alike:
+        text = f"shared must be the same on all ranks, rank {meeting.rank} has {options.shared}; "
+        text += "give all of them the same ReadOptions"
+        raise DisagreementError(text)
+    if not all(are_same):
         found = opened[0].outline.root.attempt_id.hex()
         text = f"the ranks of the group read different checkpoints, rank {meeting.rank} {found}"
         raise DisagreementError(text)

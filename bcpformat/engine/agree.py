@@ -7,6 +7,7 @@ of a few numbers; only if somebody's layout is new do plans go from rank to rank
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, cast
@@ -17,7 +18,7 @@ import numpy as np
 from bcpformat.codec.digest import document_digest
 from bcpformat.engine.coordinator import Coordinator
 from bcpformat.engine.meeting import WORD_BITS, Meeting, are_equal, convene, with_squares
-from bcpformat.errors import BcpError, DisagreementError
+from bcpformat.errors import BcpError, CoordinationError, DisagreementError
 from bcpformat.model.limits import DOCUMENT_DEPTH
 from bcpformat.model.manifest import Ints, Value, ints
 from bcpformat.plan.assign import Assignment, assign
@@ -114,9 +115,19 @@ def agree(
         return meeting, mine.assignment
     meeting.put("layout", meeting.rank, mine.layout)
     if meeting.rank == 0:
-        _plan(meeting, memory.number + 1)
-    number, assignment = _assignment(meeting.take("assignment", meeting.rank, source=0))
-    meeting.forget("assignment", meeting.rank)
+        memory.number += 1  # now: no number is given twice, whoever fails to hear of this one
+        _plan(meeting, memory.number)
+    try:
+        data = meeting.take("assignment", meeting.rank, source=0)
+    except BcpError as error:
+        if error.rank is not None:  # rank 0 did say it, so it looks at no layout any more
+            with suppress(CoordinationError):
+                meeting.forget("layout", meeting.rank)
+        raise
+    finally:
+        with suppress(CoordinationError):
+            meeting.forget("assignment", meeting.rank)
+    number, assignment = _assignment(data)
     memory.keep(mine.fingerprint, number, assignment)
     return meeting, assignment
 
@@ -133,7 +144,12 @@ def _compare_calls(meeting: Meeting, call: Mapping[str, Value]) -> None:
             f"{k}: {call.get(k)!r:.100} here, {lead.get(k)!r:.100} on rank 0" for k in differing
         )
         error = DisagreementError(f"the ranks of one save were called with different {shown}")
-    meeting.settle(error)
+    try:
+        meeting.settle(error)
+    finally:
+        if meeting.rank == 0:  # all have come to the sum, so all have taken it
+            with suppress(CoordinationError):
+                meeting.forget("call", 0)
 
 
 def _plan(meeting: Meeting, number: int) -> None:
@@ -144,9 +160,11 @@ def _plan(meeting: Meeting, number: int) -> None:
             for rank, data in meeting.take_all("layout")
         ]
         answers = [_assignment_bytes(number, assignment) for assignment in assign(layouts)]
-    except BcpError as error:
+    except BaseException as error:
         for rank in range(meeting.size):
             meeting.fail("assignment", rank, error)
+        if not isinstance(error, BcpError):
+            raise
         return
     for rank, answer in enumerate(answers):
         meeting.put("assignment", rank, answer)

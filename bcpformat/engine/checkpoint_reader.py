@@ -43,6 +43,11 @@ class CheckpointReader:
         self._whole: TensorReader | None = None
         self._files: DataFiles | None = None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks that read together fetch once what several of them need."""
+        return self._options.shared
+
     def whole(self) -> TensorReader:
         """Return the reader of all tensors; what of the manifest is not in memory is read.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal
@@ -47,7 +47,13 @@ LEAD = 0
 
 
 def commit(
-    store: Store, meeting: Meeting, part: Part | None, *, step: int | None, options: WriteOptions
+    store: Store,
+    meeting: Meeting,
+    part: Part | None,
+    *,
+    step: int | None,
+    options: WriteOptions,
+    undo: ExitStack,
 ) -> int:
     """Publish what all ranks wrote, once all have; return the bytes of the manifest.
 
@@ -59,6 +65,9 @@ def commit(
         part: This rank's part record; None if it has failed, and said so.
         step: The training step.
         options: How to write.
+        undo: What removes this rank's data files.  It is empty from the moment on that they may be
+            committed, whatever ends the wait for that, and has them again where it is certain that
+            they were not.
 
     Raises:
         BcpError: A rank failed: all ranks raise its error, and nothing is published.
@@ -69,26 +78,26 @@ def commit(
         assert part is not None
         merger = _merger(meeting, options)
         merger.add(part)
-        return _publish(store, merger.finish(), step, options)
-    if part is not None:
-        meeting.put("part", meeting.rank, encode_part(part))
+        document = _document(merger.finish(), step, options)
+        _put(store, document, meeting.id, undo)
+        return len(document)
     if meeting.rank != LEAD:
-        return _outcome(store, meeting)
+        return _follow(store, meeting, part, undo)
     try:
-        with ExitStack() as undo:
-            merged = _merged(store, meeting, options, undo)
-            try:
-                nbytes = _publish(store, merged, step, options)
-            except CommitError as error:
-                if error.published is None:
-                    undo.pop_all()  # nothing that may be committed is removed
-                raise
-            undo.pop_all()
+        if part is not None:
+            meeting.put("part", LEAD, encode_part(part))
+        document = _document(_merged(store, meeting, options, undo), step, options)
     except BaseException as error:
         meeting.announce(error)
+        _forget_part(meeting)
         raise
-    meeting.announce(str(nbytes).encode())
-    return nbytes
+    try:
+        _put(store, document, meeting.id, undo)
+    except BaseException as error:
+        meeting.announce(error if isinstance(error, BcpError) else _unknown(type(error).__name__))
+        raise
+    meeting.announce(str(len(document)).encode())
+    return len(document)
 
 
 def _merged(store: Store, meeting: Meeting, options: WriteOptions, undo: ExitStack) -> Manifest:
@@ -129,34 +138,61 @@ def _merged(store: Store, meeting: Meeting, options: WriteOptions, undo: ExitSta
     return merger.finish(stored=stored)
 
 
-def _outcome(store: Store, meeting: Meeting) -> int:
-    """Wait for what the lead says; if it says nothing, look at the store."""
+def _follow(store: Store, meeting: Meeting, part: Part | None, undo: ExitStack) -> int:
+    """Hand a part over and wait for what the lead says; if it says nothing, look at the store."""
+    removal = ExitStack()
+    if part is not None:
+        try:
+            record = encode_part(part)
+        except BaseException as error:
+            meeting.fail("part", meeting.rank, error)
+            raise
+        removal = undo.pop_all()
+        meeting.put("part", meeting.rank, record)
     try:
         return int(meeting.outcome(LEAD))
-    except CoordinationError as error:
+    except BcpError as error:
         if error.rank is not None:  # the lead did say it
+            if not _may_be_committed(error):
+                undo.enter_context(removal)
+            _forget_part(meeting)
+            raise
+        if part is None:  # nothing is committed without it
             raise
         if published_id(store) == meeting.id:
             with store.open_reader(MANIFEST_KEY, direct=False) as reader:
                 return reader.nbytes
-        text = f"whether the checkpoint was committed is unknown: {error.message}"
-        raise CommitError(text, published=None, code=ErrorCode.UNCERTAIN) from error
+        raise _unknown(error.message) from error
+
+
+def _forget_part(meeting: Meeting) -> None:
+    """Remove this rank's part, which the lead may not have come to."""
+    with suppress(CoordinationError):
+        meeting.forget("part", meeting.rank)
+
+
+def _may_be_committed(error: BcpError) -> bool:
+    return isinstance(error, CommitError) and error.published is None
+
+
+def _unknown(why: str) -> CommitError:
+    text = f"whether the checkpoint was committed is unknown: {why}"
+    return CommitError(text, published=None, code=ErrorCode.UNCERTAIN)
 
 
 def _merger(meeting: Meeting, options: WriteOptions) -> Merger:
     return Merger(attempt_id=meeting.id, size=meeting.size, disagree=options.disagree)
 
 
-def _publish(store: Store, merged: Manifest, step: int | None, options: WriteOptions) -> int:
-    """Check a manifest and publish it; return its length in bytes."""
+def _document(merged: Manifest, step: int | None, options: WriteOptions) -> bytes:
+    """Check a manifest and return it as it is published."""
     manifest = _described(merged, step, options)
     for problem in check_manifest(manifest, limits=DEFAULT_LIMITS):
         raise error_for(problem)  # BCP-WRT-006
     document = encode_manifest(manifest, codec=SECTION_CODEC)
     # What any reader may refuse is not written (BCP-LIM-004).
     decode_root(document, key=MANIFEST_KEY, limits=DEFAULT_LIMITS)
-    _put(store, document, manifest.attempt_id)
-    return len(document)
+    return document
 
 
 def _described(manifest: Manifest, step: int | None, options: WriteOptions) -> Manifest:
@@ -171,8 +207,19 @@ def _described(manifest: Manifest, step: int | None, options: WriteOptions) -> M
     )
 
 
-def _put(store: Store, document: bytes, attempt_id: bytes) -> None:
-    """Publish the manifest, and find out what happened if the store cannot say (BCP-WRT-005)."""
+def _put(store: Store, document: bytes, attempt_id: bytes, undo: ExitStack) -> None:
+    """Publish a manifest; what it names is removed only if it certainly was not published."""
+    removal = undo.pop_all()
+    try:
+        _put_or_find_out(store, document, attempt_id)
+    except (CommitError, StorageError) as error:
+        if not _may_be_committed(error):
+            undo.enter_context(removal)
+        raise
+
+
+def _put_or_find_out(store: Store, document: bytes, attempt_id: bytes) -> None:
+    """Publish a manifest, and find out what happened if the store cannot say (BCP-WRT-005)."""
     try:
         store.put_if_absent(MANIFEST_KEY, document)
     except ObjectExistsError as error:
@@ -188,8 +235,7 @@ def _put(store: Store, document: bytes, attempt_id: bytes) -> None:
             text = "another save committed a checkpoint here first"
             raise CommitError(text, published=False, code=ErrorCode.EXISTS) from error
         if error.code is ErrorCode.UNCERTAIN or found == b"":
-            text = f"whether the checkpoint was committed is unknown: {error.message}"
-            raise CommitError(text, published=None, code=ErrorCode.UNCERTAIN) from error
+            raise _unknown(error.message) from error
 
 
 def published_id(store: Store) -> bytes | None:

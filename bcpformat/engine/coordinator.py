@@ -3,21 +3,24 @@
 A save needs two things of its ranks: one small sum of everybody's numbers on the calling thread,
 and a place to put short values under keys that the others can wait for.  The second must work on
 a background thread while the first is used on another.  `bcpformat.torch` has both for
-`torch.distributed`; any other launcher needs these methods and nothing else.
+`torch.distributed`; any other launcher needs these methods and nothing else.  Only reads that
+share what they read (`ReadOptions.shared`) also use `exchange`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from bcpformat.engine.memory import Bytes
 from bcpformat.model.manifest import Ints
 
 
 class Coordinator(Protocol):
     """One rank's end of a group of ranks.
 
-    After `total` has failed the group is of no more use for saves and reads.  `put`, `take` and
-    `forget` raise a CoordinationError (``E_RANK_LOST``) where the values themselves are lost.
+    After `total` or `exchange` has failed the group is of no more use for saves and reads.  `put`,
+    `take` and `forget` raise a CoordinationError (``E_RANK_LOST``) where the values are lost.
 
     Attributes:
         rank: This rank's position in the group, from 0.
@@ -41,6 +44,22 @@ class Coordinator(Protocol):
         Raises:
             CoordinationError: A rank did not come (``E_TIMEOUT``) or is gone (``E_RANK_LOST``); the
                 message and `.ranks` name it where that can be known.
+        """
+        ...
+
+    def exchange(self, parts: Sequence[Bytes], *, timeout_s: float) -> list[Bytes]:
+        """Give every rank its part; every rank calls it, in one order with `total`.
+
+        Args:
+            parts: What each rank gets of this one, by rank: bytes, 1-d, any number of them.  They
+                are not changed; several may be the same array.
+            timeout_s: How long to wait for the others.
+
+        Returns:
+            What each rank gave to this one, by rank; only to be read.
+
+        Raises:
+            CoordinationError: As for `total`.
         """
         ...
 
@@ -87,6 +106,11 @@ class SoloCoordinator:
         """Return the values: there is nobody else."""
         del timeout_s
         return values
+
+    def exchange(self, parts: Sequence[Bytes], *, timeout_s: float) -> list[Bytes]:
+        """Return the parts: there is nobody else."""
+        del timeout_s
+        return list(parts)
 
     def put(self, key: str, value: bytes) -> None:
         """Keep a value."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from types import EllipsisType
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +69,8 @@ def gather(state: EncodedState, assignment: Assignment | None, tile: Tile) -> Ga
             for part in ([(0, region.count)] if shares is None else shares.get(piece + k, ()))
         ]
         piece += len(held)
-        if regions is None and parts == [(0, (0, held[0].count))] and not tile:
+        is_whole = regions is None and not tile
+        if is_whole and parts == [(k, (0, region.count)) for k, region in enumerate(held)]:
             found.add_whole(row, leaf)
         elif parts:
             arrays = leaf.adapter.pieces(leaf)
@@ -238,8 +240,12 @@ def _cut(
         array = array[(slice(None),) * axis + (slice(first, first + rows),)]
     grid = tile_grid(box.shape, tile, bits=bits)
     for inner in tile_boxes(box, tile, bits=bits):
-        index = tuple(
-            slice(a - b, a - b + n)
-            for a, b, n in zip(inner.origin, box.origin, inner.shape, strict=True)
+        # with "...", as an index of no axes alone would copy
+        index: tuple[slice | EllipsisType, ...] = (
+            *(
+                slice(a - b, a - b + n)
+                for a, b, n in zip(inner.origin, box.origin, inner.shape, strict=True)
+            ),
+            ...,
         )
         yield Region.whole(inner), array[index], 0 if grid is None else grid.block_log2

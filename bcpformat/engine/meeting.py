@@ -6,13 +6,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
 from bcpformat.engine.coordinator import Coordinator
 from bcpformat.engine.failure import decode_failure, encode_failure
-from bcpformat.errors import BcpError, CoordinationError
+from bcpformat.engine.memory import Bytes
+from bcpformat.errors import BcpError, CoordinationError, ErrorCode
 from bcpformat.model.manifest import Ints, ints
 
 LOG = logging.getLogger("bcpformat")
@@ -24,6 +25,19 @@ HEARING_S, FAILED_S = 10.0, 2.0
 
 _ID_WORDS = 8
 _DONE, _FAILED = b"\0", b"\1"
+
+
+class StoppedError(CoordinationError):
+    """This rank has stopped because others failed; `Meeting.settle` raises what they failed with.
+
+    Attributes:
+        ranks: Those that failed.
+    """
+
+    def __init__(self, ranks: Sequence[int] = ()) -> None:
+        named = ", ".join(f"rank {rank}" for rank in ranks) or "a rank"
+        text = f"{named} failed, with which this rank read together"
+        super().__init__(text, ranks=ranks, code=ErrorCode.RANK_LOST)
 
 
 class Meeting:
@@ -49,14 +63,25 @@ class Meeting:
         """Return the sum of all ranks' values."""
         return self._coordinator.total(values, timeout_s=self.timeout_s)
 
+    def exchange(self, parts: Sequence[Bytes]) -> list[Bytes]:
+        """Give every rank its part; return what each gave to this one."""
+        return self._coordinator.exchange(parts, timeout_s=self.timeout_s)
+
     def settle(self, error: BaseException | None) -> None:
         """Raise on every rank what one of them failed with; every rank calls it.
+
+        Args:
+            error: What this rank failed with; a `StoppedError` does not count, as it only follows
+                from the failure of another.
 
         Raises:
             BcpError: That of the lowest rank that failed.
         """
-        if int(self.total(ints([error is not None]))[0]):
-            self.raise_first(error)
+        own = None if isinstance(error, StoppedError) else error
+        if int(self.total(ints([own is not None]))[0]):
+            self.raise_first(own)
+        elif error is not None:
+            raise error
 
     def raise_first(self, error: BaseException | None) -> None:
         """Raise the error of the lowest rank that failed; every rank calls it, and one has one."""
@@ -65,8 +90,6 @@ class Meeting:
         failed = np.flatnonzero(self.total(mine)).tolist()
         if error is not None and self.rank == failed[0]:
             self.fail("failed", self.rank, error)
-        if error is not None and not isinstance(error, BcpError):
-            raise error
         if len(failed) > 1:
             LOG.error("ranks %s failed too", failed[1:])
         try:
@@ -74,8 +97,12 @@ class Meeting:
         except BcpError as common:
             with suppress(CoordinationError):  # whoever failed must not end before all know it
                 self.total(ints([0]))
-                self.forget("failed", failed[0])
-            raise common from error
+                if self.rank == failed[0]:
+                    self.forget("failed", self.rank)
+            if error is None or isinstance(error, BcpError):
+                raise common from error
+        if error is not None:  # not ours: only this rank can raise it as it is
+            raise error
 
     # ---- on any thread ---------------------------------------------------------------------
 
@@ -136,11 +163,11 @@ class Meeting:
 
         The process that tells it may host what it is told through, and end soon.
         """
-        if isinstance(data, BaseException):
-            self.fail("outcome", self.rank, data)
-        else:
-            self.put("outcome", self.rank, data)
-        with suppress(CoordinationError):
+        with suppress(CoordinationError):  # whoever hears nothing looks at the store
+            if isinstance(data, BaseException):
+                self.fail("outcome", self.rank, data)
+            else:
+                self.put("outcome", self.rank, data)
             deadline = time.monotonic() + (HEARING_S if isinstance(data, bytes) else FAILED_S)
             others = [rank for rank in range(self.size) if rank != self.rank]
             if all(self._wait("heard", rank, deadline) is not None for rank in others):
@@ -276,3 +303,23 @@ def together(meeting: Meeting | None, error: BaseException | None) -> None:
         meeting.settle(error)
     elif error is not None:
         raise error
+
+
+@contextmanager
+def in_step(meeting: Meeting | None) -> Iterator[None]:
+    """Raise on every rank what the body of the `with` fails with on one of them.
+
+    Args:
+        meeting: That of the ranks, all of which enter it; None: this one alone.
+
+    Raises:
+        BcpError: That of the lowest rank that failed.
+    """
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        if meeting is None:
+            raise
+        failure = error
+    together(meeting, failure)

@@ -92,6 +92,9 @@ class ReadOptions:
             None means the machine's memory.  `limits` bounds the manifest.
         limits: What the manifest may declare.
         timeout_s: How long a rank waits for others that read with it, each time.
+        shared: Let one of the ranks that read together, and need the same blocks of tensors, fetch
+            them and give them to the others: for stores that are slower than the network between
+            the ranks.  It must be the same on all of them; it changes nothing for one alone.
 
     Example:
         >>> ReadOptions(budget_bytes=2**30).verify
@@ -103,14 +106,16 @@ class ReadOptions:
     budget_bytes: int | None = None
     limits: Limits = DEFAULT_LIMITS
     timeout_s: float = 600.0
+    shared: bool = False
 
     def __post_init__(self) -> None:
         _check_integer("threads", self.threads, 1, MAX_THREADS)
         if self.budget_bytes is not None:
             _check_integer("budget_bytes", self.budget_bytes, 1, MAX_INTEGER)
         _check_seconds("timeout_s", self.timeout_s)
-        if not isinstance(self.verify, bool):
-            raise InvalidArgumentError(f"verify must be True or False, got {self.verify!r}")
+        for name, flag in (("verify", self.verify), ("shared", self.shared)):
+            if not isinstance(flag, bool):
+                raise InvalidArgumentError(f"{name} must be True or False, got {flag!r}")
         if not isinstance(self.limits, Limits):
             raise InvalidArgumentError(f"limits must be Limits(...), got {self.limits!r:.200}")
 

@@ -251,10 +251,18 @@ class TensorReader:
             FormatError: A block does not decode (``E_BLOCK_ENCODING``), or the file ends early.
         """
         filled = self._load(task, plan, blocks, stored, raw)
+        self.verify(task, plan, blocks, filled)
+        return filled
+
+    def verify(self, task: Task, plan: TaskPlan, blocks: Blocks, filled: Bytes) -> None:
+        """Compare the digests of a task's blocks with its raw bytes, if the options say so.
+
+        Raises:
+            ChecksumError: A block's digest differs (``E_BLOCK_CHECKSUM``).
+        """
         if self._options.verify:
             for bad in self.bad_blocks(task, plan, blocks, filled):
                 raise bad.error
-        return filled
 
     def _load(self, task: Task, plan: TaskPlan, blocks: Blocks, stored: Bytes, raw: Bytes) -> Bytes:
         self.read_stored(task, stored)

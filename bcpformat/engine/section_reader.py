@@ -10,7 +10,7 @@ import numpy as np
 
 from bcpformat.engine.load import ManifestBytes
 from bcpformat.errors import ErrorCode, Problem, error_for
-from bcpformat.model.checks import check_names, check_references, check_regions
+from bcpformat.model.checks import check_names, check_references, check_regions, check_tensors
 from bcpformat.model.excerpt import take_chunks, take_runs
 from bcpformat.model.limits import GROUP_ROWS, Limits
 from bcpformat.model.manifest import (
@@ -115,7 +115,7 @@ class SectionReader:
         self._bytes.load([*self.root.of_kind("files"), *self.root.of_kind("tensors")])
         tensors = self._sections.tensors()
         head = Head(self._sections.files(), tensors)
-        raise_first(check_names(tensors, ()))
+        raise_first(check_tensors(tensors, self.root.require))
         return head
 
     def tree(self, tensors: TensorTable) -> Tree:

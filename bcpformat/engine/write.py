@@ -11,7 +11,7 @@ import numpy as np
 
 from bcpformat.codec.digest import document_digest
 from bcpformat.engine.agree import agree
-from bcpformat.engine.commit import commit
+from bcpformat.engine.commit import LEAD, commit
 from bcpformat.engine.coordinator import Coordinator
 from bcpformat.engine.data_files import DataFiles, write_data_files
 from bcpformat.engine.gather import Gathered, gather, held_pieces
@@ -21,7 +21,6 @@ from bcpformat.engine.part import Part, ReplicaChecks, StoredObjects
 from bcpformat.engine.replicas import replica_digests
 from bcpformat.errors import (
     BcpError,
-    CommitError,
     InvalidArgumentError,
     ObjectExistsError,
     ObjectNotFoundError,
@@ -124,16 +123,14 @@ def save(
         try:
             part = _write_part(store, prepared, number, options, progress, undo)
         except BaseException as error:
-            meeting.fail("part", meeting.rank, error)
-            if meeting.size == 1 or not isinstance(error, BcpError):
+            if meeting.size == 1:
                 raise
-        try:
-            nbytes = commit(store, meeting, part, step=prepared.step, options=options)
-        except CommitError as error:
-            if error.published is None:
-                undo.pop_all()
-            raise
-        undo.pop_all()
+            meeting.fail("part", meeting.rank, error)
+            if not isinstance(error, BcpError):
+                if meeting.rank == LEAD:  # or the others would wait for an outcome
+                    meeting.announce(error)
+                raise
+        nbytes = commit(store, meeting, part, step=prepared.step, options=options, undo=undo)
     assert part is not None  # without it nothing is committed
     return WriteReport(
         attempt_id=meeting.id,

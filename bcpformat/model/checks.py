@@ -29,6 +29,7 @@ from bcpformat.model.manifest import (
     Node,
     ObjectRow,
     PerRankTable,
+    RunTable,
     TensorTable,
     ints,
 )
@@ -43,17 +44,20 @@ KNOWN_FEATURES = frozenset({"planes-zstd", "subbyte"})
 
 def used_features(manifest: Manifest) -> tuple[str, ...]:
     """Return the features that the content of a manifest uses, ascending (BCP-WRT-009)."""
-    used = {
+    return tuple(sorted(_codec_features(manifest.runs) | _dtype_features(manifest.tensors)))
+
+
+def _codec_features(runs: RunTable) -> set[str]:
+    return {
         feature
         for code, feature in CODEC_FEATURES.items()
-        if feature is not None and (manifest.runs.codec == code).any()
+        if feature is not None and (runs.codec == code).any()
     }
-    used |= {
-        feature
-        for name in set(manifest.tensors.dtypes)
-        if (feature := DType.named(name).feature) is not None
-    }
-    return tuple(sorted(used))
+
+
+def _dtype_features(tensors: TensorTable) -> set[str]:
+    found = (DType.named(name).feature for name in set(tensors.dtypes))
+    return {feature for feature in found if feature is not None}
 
 
 def check_manifest(manifest: Manifest, *, limits: Limits) -> list[Problem]:
@@ -66,7 +70,7 @@ def check_manifest(manifest: Manifest, *, limits: Limits) -> list[Problem]:
     whole = Excerpt(manifest=manifest)
     groups: Iterable[list[Problem]] = (
         _check_counts(manifest, limits) + check_names(manifest.tensors, manifest.objects),
-        _check_features(whole),
+        _check_features(manifest),
         _check_runs(whole),
         check_regions(manifest.tensors, manifest.chunks, np.arange(len(manifest.tensors))),
     )
@@ -86,11 +90,22 @@ def check_excerpt(excerpt: Excerpt) -> list[Problem]:
 
     Preconditions: the regions of its chunks passed `check_regions`.
     """
-    for check in (_check_features, _check_runs, _check_run_contents):
-        problems = check(excerpt)
-        if problems:
-            return problems
-    return []
+    used = _codec_features(excerpt.manifest.runs)
+    problems = _undeclared(used, excerpt.manifest.require)
+    return problems or _check_runs(excerpt) or _check_run_contents(excerpt)
+
+
+def check_tensors(tensors: TensorTable, require: Sequence[str]) -> list[Problem]:
+    """Return the problems of the tensors of a manifest of which no other rows are known.
+
+    Args:
+        tensors: All tensors.
+        require: The features that the root requires.
+    """
+    used = _dtype_features(tensors)
+    known = KNOWN_FEATURES - {*CODEC_FEATURES.values()}
+    problems = check_names(tensors, ()) or _undeclared(used, require)
+    return problems + _unused(used, {*require} & known)
 
 
 def check_names(tensors: TensorTable, objects: Sequence[ObjectRow]) -> list[Problem]:
@@ -154,20 +169,24 @@ def _check_counts(manifest: Manifest, limits: Limits) -> list[Problem]:
     return problems
 
 
-def _check_features(excerpt: Excerpt) -> list[Problem]:
-    manifest = excerpt.manifest
+def _check_features(manifest: Manifest) -> list[Problem]:
     used = set(used_features(manifest))
-    known = KNOWN_FEATURES if excerpt.is_whole else KNOWN_FEATURES - {*CODEC_FEATURES.values()}
-    declared = set(manifest.require)
-    problems = [
+    known = {*manifest.require} & KNOWN_FEATURES
+    return _undeclared(used, manifest.require) + _unused(used, known)
+
+
+def _undeclared(used: set[str], require: Sequence[str]) -> list[Problem]:
+    return [
         _problem(ErrorCode.FEATURE, "root", f"feature {name!r} is used but not in require")
-        for name in sorted(used - declared)
+        for name in sorted(used.difference(require))
     ]
-    problems += [
+
+
+def _unused(used: set[str], declared: set[str]) -> list[Problem]:
+    return [
         _problem(ErrorCode.FEATURE, "root", f"feature {name!r} is in require but not used")
-        for name in sorted((declared - used) & known)
+        for name in sorted(declared - used)
     ]
-    return problems
 
 
 def _first(mask: npt.NDArray[np.bool_]) -> int:

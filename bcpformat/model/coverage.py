@@ -102,7 +102,7 @@ def check_tilings(
             volume = int(chunks[index]) * elements_of[index]
             problems[index] = _volume_problem(volume, elements_of[index], shapes[index])
         live[:] = False
-    for rank in np.unique(ranks[live]).tolist():
+    for rank in np.flatnonzero(np.bincount(ranks[live])).tolist():
         member = live & (ranks == rank)
         everyone = bool(member.all())
         rows = slice(None) if everyone else np.repeat(member, chunks)

@@ -96,7 +96,7 @@ def fused(
         origin: First element on the other axes, if those are split too; `axis` counts as 0.
 
     Raises:
-        InvalidArgumentError: The sizes do not add up.
+        InvalidArgumentError: The sizes do not add up, or there is no such axis.
 
     Example:
         >>> import numpy as np
@@ -106,8 +106,10 @@ def fused(
         [((2,), [0, 1]), ((6,), [2, 3])]
     """
     whole = tuple(int(extent) for extent in global_shape)
-    axis = axis % len(whole) if whole else 0
-    if not whole or sum(s.extent for s in segments) != whole[axis]:
+    if not -len(whole) <= axis < len(whole):
+        raise InvalidArgumentError(f"axis {axis} does not exist in the whole of shape {whole}")
+    axis %= len(whole)
+    if sum(s.extent for s in segments) != whole[axis]:
         text = (
             f"segments of {sum(s.extent for s in segments)} elements on axis {axis} do not make up "
         )

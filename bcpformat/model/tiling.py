@@ -109,7 +109,7 @@ def misfits(shape: Ints, rows: Rows, *, max_corners: int) -> Iterator[Misfit]:
         split[axis, rows.tensor[~spanning]] = True
     split_axes = split.sum(axis=0)
     order = np.argsort(~split, axis=0, kind="stable")
-    for number in np.unique(split_axes[rows.tensor]).tolist():
+    for number in np.flatnonzero(np.bincount(split_axes[rows.tensor])).tolist():
         tensors = np.flatnonzero(split_axes == number)
         bucket = rows.take(np.flatnonzero(split_axes[rows.tensor] == number))
         first_axes = order[:number]

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from bcpformat.engine.coordinator import Coordinator
+from bcpformat.engine.memory import Bytes
 from bcpformat.errors import CoordinationError, ErrorCode
 from bcpformat.model.manifest import ints
 
@@ -60,6 +61,45 @@ def check_total_is_the_sum_of_all_ranks(ranks: Coordinator) -> None:
 def check_no_value_is_a_sum_too(ranks: Coordinator) -> None:
     """Check that nothing sums to nothing."""
     assert ranks.total(ints([]), timeout_s=_PATIENT_S).tolist() == []
+
+
+def check_exchange_gives_every_rank_its_part(ranks: Coordinator) -> None:
+    """Check parts of other sizes for every pair of ranks, and that no argument is changed."""
+    sizes = [[100 * giver + taker for taker in range(ranks.size)] for giver in range(ranks.size)]
+    parts = [_bytes_between(ranks.rank, taker, n) for taker, n in enumerate(sizes[ranks.rank])]
+    before = [part.copy() for part in parts]
+    found = ranks.exchange(parts, timeout_s=_PATIENT_S)
+    for giver, part in enumerate(found):
+        expected = _bytes_between(giver, ranks.rank, sizes[giver][ranks.rank])
+        assert part.dtype == np.uint8
+        assert part.tolist() == expected.tolist()
+    assert all(np.array_equal(a, b) for a, b in zip(parts, before, strict=True))
+
+
+def check_exchange_of_nothing_is_one_too(ranks: Coordinator) -> None:
+    """Check that a rank may give nothing to some or all others."""
+    nothing = np.zeros(0, dtype=np.uint8)
+    found = ranks.exchange([nothing] * ranks.size, timeout_s=_PATIENT_S)
+    assert [len(part) for part in found] == [0] * ranks.size
+    given = [nothing] * ranks.size
+    given[(ranks.rank + 1) % ranks.size] = np.full(3, ranks.rank, dtype=np.uint8)
+    before = (ranks.rank - 1) % ranks.size
+    found = ranks.exchange(given, timeout_s=_PATIENT_S)
+    assert [p.tolist() for p in found if len(p)] == [[before] * 3]
+    assert found[before].tolist() == [before] * 3
+
+
+def check_exchange_takes_large_parts(ranks: Coordinator) -> None:
+    """Check many bytes from one rank to all, the same ones, and few from the others."""
+    large = np.frombuffer(_large(), dtype=np.uint8)
+    mine = large if ranks.rank == ranks.size - 1 else large[: ranks.rank]
+    found = ranks.exchange([mine] * ranks.size, timeout_s=_PATIENT_S)
+    assert [len(part) for part in found[:-1]] == list(range(ranks.size - 1))
+    assert np.array_equal(found[-1], large)
+
+
+def _bytes_between(giver: int, taker: int, nbytes: int) -> Bytes:
+    return np.arange(giver + 3 * taker, giver + 3 * taker + nbytes).astype(np.uint8)
 
 
 def check_value_is_taken_by_all_ranks(ranks: Coordinator) -> None:
@@ -133,7 +173,7 @@ def check_rank_that_does_not_come_is_named(ranks: Coordinator) -> None:
     if ranks.rank == late:
         for rank in range(late):
             assert ranks.take(f"over/{rank}", timeout_s=_PATIENT_S) == b"1"
-    errors = [_error_of_total(ranks), _error_of_total(ranks)]
+    errors = [_error_of_total(ranks), _error_of_total(ranks), _error_of_exchange(ranks)]
     if ranks.rank != late:
         ranks.put(f"over/{ranks.rank}", b"1")
         # Nobody leaves before the late rank has seen it too: whoever is gone is another case.
@@ -154,6 +194,14 @@ def _error_of_total(ranks: Coordinator) -> CoordinationError:
     raise AssertionError("a sum without all ranks returned")
 
 
+def _error_of_exchange(ranks: Coordinator) -> CoordinationError:
+    try:
+        ranks.exchange([np.zeros(1, dtype=np.uint8)] * ranks.size, timeout_s=_SHORT_S)
+    except CoordinationError as error:
+        return error
+    raise AssertionError("an exchange in a group that is of no use returned")
+
+
 def _meet(ranks: Coordinator) -> None:
     ranks.total(ints([0]), timeout_s=_PATIENT_S)
 
@@ -165,6 +213,9 @@ def _large() -> bytes:
 COORDINATOR_CHECKS: tuple[CoordinatorCheck, ...] = (
     check_total_is_the_sum_of_all_ranks,
     check_no_value_is_a_sum_too,
+    check_exchange_gives_every_rank_its_part,
+    check_exchange_of_nothing_is_one_too,
+    check_exchange_takes_large_parts,
     check_value_is_taken_by_all_ranks,
     check_value_may_be_taken_again,
     check_value_may_have_any_size,

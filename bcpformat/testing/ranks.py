@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from bcpformat.engine.coordinator import Coordinator
+from bcpformat.engine.memory import Bytes
 from bcpformat.errors import CoordinationError, ErrorCode, InvalidArgumentError
 from bcpformat.model.manifest import Ints, ints
 
 _Result = TypeVar("_Result")
+_Part = TypeVar("_Part")
 
 
 def run_ranks(
@@ -68,6 +70,7 @@ class Ranks:
 
     Attributes:
         totals: How many sums have been made.
+        exchanged_bytes: Bytes that ranks gave to others in exchanges.
 
     Thread safety: one run at a time; the counts may be read when none is going on.
 
@@ -120,6 +123,11 @@ class Ranks:
         return self._board.totals
 
     @property
+    def exchanged_bytes(self) -> int:
+        """Bytes that ranks gave to others in exchanges."""
+        return self._board.exchanged_bytes
+
+    @property
     def keys(self) -> list[str]:
         """Keys whose values nobody has removed, sorted."""
         return sorted(self._board.values)
@@ -162,10 +170,11 @@ class Ranks:
 
 
 @dataclass(slots=True)
-class _Sum:
-    """One call of `total`, on the ranks that have come to it."""
+class _Call(Generic[_Part]):
+    """One call of `total` or `exchange`: what the ranks that have come to it brought."""
 
-    parts: dict[int, Ints] = field(default_factory=dict)
+    what: str
+    parts: dict[int, _Part] = field(default_factory=dict)
     taken: int = 0
 
 
@@ -179,7 +188,8 @@ class _Board:
         self.totals = 0
         self.bytes_put: list[tuple[str, int]] = []
         self.bytes_taken: list[tuple[str, int]] = []
-        self._sums: dict[int, _Sum] = {}
+        self.exchanged_bytes = 0
+        self._calls: dict[int, _Call[Any]] = {}  # Any: of sums or of exchanges
         self._failure: CoordinationError | None = None
         self._changed = threading.Condition()
 
@@ -192,32 +202,53 @@ class _Board:
     def total(self, rank: int, call: int, values: Ints, timeout_s: float) -> Ints:
         """Return the sum of a call that all ranks come to."""
         with self._changed:
-            shared = self._sums.setdefault(call, _Sum())
-            if self._failure is not None:
-                raise self._failed(shared, timeout_s, is_late=False)
-            shared.parts[rank] = values.copy()
-            self._changed.notify_all()
-            came = self._changed.wait_for(lambda: self._is_decided(shared), timeout_s)
-            if len(shared.parts) < self.size:
-                raise self._failed(shared, timeout_s, is_late=not came)
-            shared.taken += 1
-            if shared.taken == self.size:
-                self.totals += 1
-                del self._sums[call]
-            return ints(np.sum([shared.parts[r] for r in range(self.size)], axis=0))
+            shared = self._met(rank, call, values.copy(), "sum", timeout_s)
+            self.totals += call not in self._calls
+            return ints(np.sum([shared[r] for r in range(self.size)], axis=0))
 
-    def _is_decided(self, shared: _Sum) -> bool:
+    def exchange(
+        self, rank: int, call: int, parts: Sequence[Bytes], timeout_s: float
+    ) -> list[Bytes]:
+        """Return what each rank gave to one, in a call that all ranks come to."""
+        given = [part.copy() for part in parts]
+        for part in given:
+            part.flags.writeable = False
+        with self._changed:
+            shared = self._met(rank, call, given, "exchange", timeout_s)
+            self.exchanged_bytes += sum(len(p) for r, p in enumerate(given) if r != rank)
+            return [shared[r][rank] for r in range(self.size)]
+
+    def _met(
+        self, rank: int, call: int, part: _Part, what: str, timeout_s: float
+    ) -> dict[int, _Part]:
+        """Return what all ranks brought to a call, by rank; the last to leave removes it."""
+        shared: _Call[_Part] = self._calls.setdefault(call, _Call(what))
+        if self._failure is not None:
+            raise self._failed(shared, timeout_s, is_late=False)
+        shared.parts[rank] = part
+        self._changed.notify_all()
+        came = self._changed.wait_for(lambda: self._is_decided(shared), timeout_s)
+        if len(shared.parts) < self.size:
+            raise self._failed(shared, timeout_s, is_late=not came)
+        shared.taken += 1
+        if shared.taken == self.size:
+            del self._calls[call]
+        return shared.parts
+
+    def _is_decided(self, shared: _Call[_Part]) -> bool:
         if len(shared.parts) == self.size or self._failure is not None:
             return True
         return any(rank not in shared.parts for rank in self.gone)
 
-    def _failed(self, shared: _Sum, timeout_s: float, *, is_late: bool) -> CoordinationError:
+    def _failed(
+        self, shared: _Call[_Part], timeout_s: float, *, is_late: bool
+    ) -> CoordinationError:
         if self._failure is None:
             code = ErrorCode.TIMEOUT if is_late else ErrorCode.RANK_LOST
             absent = [rank for rank in range(self.size) if rank not in shared.parts]
             missing = absent if is_late else [rank for rank in absent if rank in self.gone]
             why = f"did not come within {timeout_s:g} s" if is_late else "is gone"
-            text = f"no sum of {self.size} ranks: {_named(missing)} {why}"
+            text = f"no {shared.what} of {self.size} ranks: {_named(missing)} {why}"
             self._failure = CoordinationError(text, ranks=missing, code=code)
             self._changed.notify_all()
         known = self._failure  # each rank raises one of its own: a traceback is not shared
@@ -266,6 +297,10 @@ class _End:
     def total(self, values: Ints, *, timeout_s: float) -> Ints:
         self._calls += 1
         return self._board.total(self.rank, self._calls, values, timeout_s)
+
+    def exchange(self, parts: Sequence[Bytes], *, timeout_s: float) -> list[Bytes]:
+        self._calls += 1
+        return self._board.exchange(self.rank, self._calls, parts, timeout_s)
 
     def put(self, key: str, value: bytes) -> None:
         self._board.put(key, value)

@@ -1,14 +1,14 @@
 """The ranks of a `torch.distributed` process group as a `Coordinator`.
 
-The sums run on gloo, over connections that belong to the coordinator alone, whatever the backend
-of the group is; made in milliseconds, once per group.  So no time-out of a save harms the
-training's own collectives, and none of those can come between.  Values go through the store of
-the group, on a client of their own.
+Sums and exchanges run on gloo, over connections that belong to the coordinator alone, whatever
+the backend of the group is; made in milliseconds, once per group.  So no time-out of a save harms
+the training's own collectives, and none of those can come between.  Values go through the store
+of the group, on a client of their own.
 
 What was found out about gloo (torch 2.13), and is relied on:
 
-- A sum that passes its time-out closes all connections of this rank.  A rank that comes late then
-  fails at once, instead of waiting for a sum that nobody else finishes.
+- An operation that passes its time-out closes all connections of this rank.  A rank that comes
+  late then fails at once, instead of waiting for one that nobody else finishes.
 - Only a time-out given to the operation itself does this.  `Work.wait` can also stop waiting, but
   leaves the operation running, and the process cannot end before that does.
 - A dead rank fails the sums of those that talk to it within milliseconds.  Their connections to
@@ -24,14 +24,17 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import (
     AllreduceOptions,
+    AllToAllOptions,
     PrefixStore,
     ProcessGroup,
     ProcessGroupGloo,
@@ -39,8 +42,9 @@ from torch.distributed.distributed_c10d import (
     Work,
 )
 
+from bcpformat.engine.memory import Bytes
 from bcpformat.errors import CoordinationError, ErrorCode, InvalidArgumentError
-from bcpformat.model.manifest import Ints
+from bcpformat.model.manifest import Ints, ints
 from bcpformat.torch.joining import RankNames, join
 from bcpformat.torch.mailbox import Mailbox
 
@@ -55,6 +59,9 @@ _SLICE_S = 1.0
 
 _MARGIN_S = 5.0
 """How much longer than its time-out a sum may take to fail."""
+
+_STEP_BYTES = 1 << 25
+"""An exchange of more goes in several steps, each of about so many bytes a rank."""
 
 _COORDINATORS: weakref.WeakKeyDictionary[ProcessGroup, TorchCoordinator]
 _COORDINATORS = weakref.WeakKeyDictionary()
@@ -145,7 +152,7 @@ def _connect(
 class TorchCoordinator:
     """One rank's end of a process group (see `Coordinator`); `coordinator_for` makes it.
 
-    Thread safety: `total` is called from one thread, the others from any at the same time.
+    Thread safety: `total` and `exchange` are called from one thread, the others from any at once.
 
     Attributes:
         rank: This rank's position in the group, from 0.
@@ -167,12 +174,13 @@ class TorchCoordinator:
         self._prefix = prefix
         self._gloo = gloo
         self._calls = 0
+        self._what = "sum"  # what the call is, in messages
         self._is_whole = True
         self._failure: CoordinationError | None = None
 
     @property
     def is_broken(self) -> bool:
-        """Whether a sum was not finished, or the store is gone: then nothing mends it."""
+        """Whether a call was not finished, or the store is gone: then nothing mends it."""
         return not self._is_whole or self._mailbox.is_lost
 
     def describe(self, rank: int) -> str:
@@ -206,17 +214,82 @@ class TorchCoordinator:
         """
         if self.size == 1:
             return values.copy()
-        if self._gloo is None or not self._is_whole:
-            raise self._broken()
-        self._calls += 1
-        self._say_here()
-        start = time.monotonic()
+        self._begin("sum")
         summed = torch.tensor(values, dtype=torch.int64)
         options = AllreduceOptions()
-        options.timeout = timedelta(milliseconds=math.ceil(timeout_s * 1000) or 1)
+
+        def begin(gloo: ProcessGroupGloo, limit: timedelta) -> Work:
+            options.timeout = limit
+            # The stub lacks it: what a Backend can do is listed under ProcessGroup only.
+            work: Work = gloo.allreduce([summed], options)  # type: ignore[attr-defined]
+            return work
+
+        self._perform(begin, time.monotonic(), timeout_s)
+        result: Ints = summed.numpy()
+        return result
+
+    def exchange(self, parts: Sequence[Bytes], *, timeout_s: float) -> list[Bytes]:
+        """Give every rank its part (see `Coordinator.exchange`); errors are those of `total`."""
+        if self.size == 1:
+            return list(parts)
+        self._begin("exchange")
+        start = time.monotonic()
+        sizes = ints([len(part) for part in parts])
+        largest = np.full(self.size, sizes.max())
+        rows = np.stack((sizes, largest), axis=1).astype("<i8")
+        row = rows[0].nbytes
+        counted = self._step(list(rows.view(np.uint8)), [row] * self.size, start, timeout_s)
+        found = np.concatenate(counted).view("<i8").reshape(-1, 2)
+        out = [np.empty(nbytes, dtype=np.uint8) for nbytes in found[:, 0].tolist()]
+        step = -(-_STEP_BYTES // self.size)
+        for at in range(0, int(found[:, 1].max()), step):
+            given = [part[at : at + step] for part in parts]
+            taken = [part[at : at + step] for part in out]
+            got = self._step(given, [len(part) for part in taken], start, timeout_s)
+            for part, data in zip(taken, got, strict=True):
+                part[...] = data
+        return out
+
+    def _step(
+        self, parts: Sequence[Bytes], counts: list[int], start: float, timeout_s: float
+    ) -> list[Bytes]:
+        """Exchange parts of known sizes, all of them copied once."""
+        given = torch.from_numpy(np.concatenate(parts))
+        taken = torch.empty(sum(counts), dtype=torch.uint8)
+        sizes = [len(part) for part in parts]
+        options = AllToAllOptions()
+
+        def begin(gloo: ProcessGroupGloo, limit: timedelta) -> Work:
+            options.timeout = limit
+            work: Work = gloo.alltoall_base(  # type: ignore[attr-defined]  # as allreduce
+                taken, given, counts, sizes, options
+            )
+            return work
+
+        self._perform(begin, start, timeout_s)
+        return np.split(taken.numpy(), np.cumsum(counts)[:-1])
+
+    def _begin(self, what: str) -> None:
+        """Begin a call that all ranks come to."""
+        if self._gloo is None or not self._is_whole:
+            raise self._broken()
+        self._what = what
+        self._calls += 1
+        self._say_here()
+
+    def _perform(
+        self,
+        begin: Callable[[ProcessGroupGloo, timedelta], Work],
+        start: float,
+        timeout_s: float,
+    ) -> None:
+        """Do one operation of a call that began at `start`, or explain why it is not done."""
+        assert self._gloo is not None
+        left_s = max(start + timeout_s - time.monotonic(), 0.0)
+        limit = timedelta(milliseconds=math.ceil(left_s * 1000) or 1)
         self._is_whole = False  # until it is done: Ctrl-C leaves it half done
-        # The stub lacks it: what a Backend can do is listed under ProcessGroup only.
-        work = self._gloo.allreduce([summed], options)  # type: ignore[attr-defined]
+        work: Work | None = begin(self._gloo, limit)
+        assert work is not None
         error = _finish(work, start + timeout_s + _MARGIN_S)
         if error is not None:
             if work.is_completed():
@@ -225,8 +298,6 @@ class TorchCoordinator:
             self._failure = self._explained(timeout_s, is_late=is_late)
             raise self._failure from error
         self._is_whole = True
-        result: Ints = summed.numpy()
-        return result
 
     # ---- who is missing --------------------------------------------------------------------
 
@@ -244,7 +315,7 @@ class TorchCoordinator:
         try:
             code, missing = self._verdict(code, timeout_s)
         except CoordinationError as error:
-            text = f"no sum of {self.size} ranks within {timeout_s:g} s; {error.message}"
+            text = f"no {self._what} of {self.size} ranks within {timeout_s:g} s; {error.message}"
             return CoordinationError(text, code=code)
         return CoordinationError(self._text(code, missing, timeout_s), ranks=missing, code=code)
 
@@ -268,7 +339,7 @@ class TorchCoordinator:
         return code, missing
 
     def _text(self, code: ErrorCode, missing: list[int], timeout_s: float) -> str:
-        text = f"no sum of {self.size} ranks"
+        text = f"no {self._what} of {self.size} ranks"
         named = self._names.describe_all(missing)
         if self.rank in missing:
             return (
@@ -294,8 +365,10 @@ class TorchCoordinator:
     def _broken(self) -> CoordinationError:
         failure = self._failure
         if failure is None:
-            return CoordinationError("an earlier sum of this group was interrupted on this rank")
-        text = f"an earlier sum of this group failed: {failure.message}"
+            return CoordinationError(
+                f"an earlier {self._what} of this group was interrupted on this rank"
+            )
+        text = f"an earlier {self._what} of this group failed: {failure.message}"
         return CoordinationError(text, ranks=failure.ranks, code=failure.code)
 
     def _here(self, call: int, rank: int) -> str:

@@ -103,7 +103,7 @@ class ChunkRows:
         if self.ndim.min() == self.ndim.max():
             yield _Rank(int(self.ndim[0]), slice(None), slice(None), self.tensor)
             return
-        for ndim in np.unique(self.ndim).tolist():
+        for ndim in np.flatnonzero(np.bincount(self.ndim)).tolist():
             rows = self.ndim == ndim
             yield _Rank(ndim, rows, np.repeat(rows, self.ndim), self.tensor[rows])
 

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import bcpformat
 from bcpformat import ErrorCode, MemoryStore, PerRank, WriteOptions
@@ -19,7 +22,7 @@ from bcpformat.engine import load
 from bcpformat.engine.options import CodecName
 from bcpformat.model.manifest import MANIFEST_KEY
 from bcpformat.testing.faulty_store import FaultyStore
-from tests.api.states import same
+from tests.api.states import same, states
 
 pytestmark = pytest.mark.usefixtures("small_requests")
 
@@ -81,6 +84,26 @@ def test_a_filter_reads_a_part_of_the_manifest(codec: CodecName) -> None:
 
     part = {"model": {"w2": STATE["model"]["w2"]}, "rng": expected()["rng"]}
     assert same(found, part)
+
+
+@given(states, st.sampled_from(["raw", "zstd", "planes-zstd"]))
+@settings(max_examples=40)
+def test_any_state_comes_back_as_it_was(state: object, codec: CodecName) -> None:
+    store = MemoryStore()
+    bcpformat.write(store, state, options=WriteOptions(codec=codec))
+
+    assert same(state, bcpformat.read(store, as_numpy=True))
+
+
+def test_values_are_read_beside_tensors_of_a_feature() -> None:
+    """BCP-DTY-005: what reads no tensor does not say that `subbyte` is not used."""
+    store = MemoryStore()
+    narrow = np.zeros(5, dtype=ml_dtypes.int4)
+    bcpformat.write(store, {"narrow": narrow, "rng": PerRank(3), "text": STATE["text"]})
+
+    found = bcpformat.read(store, filter=["rng", "text"], as_numpy=True)
+
+    assert found == {"rng": bcpformat.PerRankValues({0: 3}), "text": STATE["text"]}
 
 
 def test_a_template_is_filled() -> None:

@@ -146,3 +146,22 @@ def test_a_reader_that_goes_away_ends_the_program_quietly(tmp_path: Path) -> Non
 
     assert process.returncode == 141
     assert error == b""
+
+
+@pytest.mark.slow
+def test_what_inspect_does_not_need_is_not_imported(tmp_path: Path) -> None:
+    """It reads a manifest; importing what moves tensors would take longer than that."""
+    bcpformat.write(tmp_path / "ck", {"w": np.zeros((2, 3)), "b": np.zeros(3)})
+    unneeded = ["bcpformat.api.opened", "concurrent.futures", "importlib.metadata", "numpy.ma"]
+    code = "import sys; from bcpformat.cli import main; code = main(sys.argv[1:])\n"
+    code += f"found = [name for name in {unneeded} if name in sys.modules]\n"
+    code += "assert not found, found; sys.exit(code)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, "inspect", str(tmp_path / "ck")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")

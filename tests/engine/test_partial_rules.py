@@ -103,7 +103,7 @@ def test_a_rule_is_applied_to_the_rows_that_are_used(change: Change, code: Error
     """BCP-RDR-003."""
     manifest = change(slab_manifest(tensors=3, ranks=3))
 
-    with opened(store_of(manifest)) as reader, pytest.raises(bcpformat.FormatError) as caught:
+    with pytest.raises(bcpformat.FormatError) as caught, opened(store_of(manifest)) as reader:
         reader.excerpt(ints([0]), {})
 
     assert caught.value.code is code

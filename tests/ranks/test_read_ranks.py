@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import bcpformat
 from bcpformat import MemoryStore, PerRank, Shard, Shards, WriteOptions, even_segments, fused
-from bcpformat.errors import ErrorCode
+from bcpformat.engine.coordinator import Coordinator
+from bcpformat.errors import ErrorCode, InvalidArgumentError
 from bcpformat.testing.ranks import Ranks, run_ranks
 
 Array = np.ndarray[Any, Any]
@@ -322,3 +323,31 @@ def test_layouts_a_to_b_to_c_keep_every_element(data: st.DataObject) -> None:
 
     assert np.array_equal(bcpformat.read(store, as_numpy=True)["w"], whole)
     assert bcpformat.validate(store, level="full").ok
+
+
+def test_what_matching_a_template_raises_on_one_rank_all_raise_at_once() -> None:
+    store = MemoryStore()
+    bcpformat.write(store, {"a": np.zeros(3), "b": np.ones(3)})
+    ranks = Ranks(3)
+    totals = []
+
+    def act(end: Coordinator) -> None:
+        def rename(name: str) -> Any:
+            return 7 if name == "b" else name
+
+        into = {"ab"[end.rank == 1]: np.empty(3)}
+        with pytest.raises(InvalidArgumentError, match="rename must return names"):
+            bcpformat.read(store, into=into, rename=rename, group=end)
+        totals.append(end.total(np.array([1]), timeout_s=5).tolist())
+
+    ranks.run(act)
+
+    assert totals == [[3]] * 3
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_a_fused_axis_that_does_not_exist_is_refused(axis: int) -> None:
+    parts = even_segments({"q": 2, "k": 2}, rank=0, size=2)
+
+    with pytest.raises(InvalidArgumentError, match=f"axis {axis}"):
+        fused(np.zeros((2, 4)), parts, global_shape=(4, 4), axis=axis)

@@ -294,3 +294,149 @@ def test_large_objects_of_all_ranks_are_stored_once_and_compared() -> None:
     assert bcpformat.read(store)["blob"] == blob
     errors = failures(MemoryStore(), 2, lambda rank: {"blob": bytes([rank]) * 200_000})
     assert {type(e) for e in errors} == {DisagreementError}
+
+
+def test_tensors_without_elements_and_without_axes_keep_shape_and_value() -> None:
+    store = MemoryStore()
+    scalar = Shard(np.array(7.5), global_shape=(), origin=())
+
+    save(store, 2, lambda _rank: {"none": np.zeros((0, 3)), "scalar": scalar})
+
+    state = bcpformat.read(store, as_numpy=True)
+    assert state["none"].shape == (0, 3) and state["scalar"].item() == 7.5
+
+
+class Interrupted:
+    """An end of a group that raises where it puts or takes values of one kind."""
+
+    def __init__(self, end: Coordinator, *, error: BaseException, put: str = "", take: str = ""):
+        self.rank, self.size = end.rank, end.size
+        self.describe, self.total, self.exchange = end.describe, end.total, end.exchange
+        self.forget = end.forget
+        self._end = end
+        self._error = error
+        self._put = put
+        self._take = take
+
+    def put(self, key: str, value: bytes) -> None:
+        if self._put and f"/{self._put}/" in key:
+            raise self._error
+        self._end.put(key, value)
+
+    def take(self, key: str, *, timeout_s: float) -> bytes | None:
+        if self._take and f"/{self._take}/" in key:
+            raise self._error
+        return self._end.take(key, timeout_s=timeout_s)
+
+
+def own_row(rank: int) -> dict[str, Shard]:
+    return {"w": Shard(np.full((1, 4), rank), global_shape=(2, 4), origin=(rank, 0))}
+
+
+def test_an_interrupted_wait_for_the_outcome_removes_nothing_that_may_be_committed() -> None:
+    store = MemoryStore()
+
+    def act(end: Coordinator) -> object:
+        stopped = Interrupted(end, error=KeyboardInterrupt(), take="outcome" * end.rank)
+        return bcpformat.write(store, own_row(end.rank), group=stopped)
+
+    errors = [o.error for o in Ranks(2).outcomes(act)]
+
+    assert errors[0] is None and isinstance(errors[1], KeyboardInterrupt)
+    assert bcpformat.validate(store, level="full").ok
+
+
+@pytest.mark.parametrize("kind", ["put", "take"])
+def test_a_committed_save_stays_whatever_becomes_of_telling_it(kind: str) -> None:
+    store = MemoryStore()
+    lost = CoordinationError("the store is gone", code=ErrorCode.RANK_LOST)
+
+    def act(end: Coordinator) -> object:
+        ways = {"put": "outcome" * (end.rank == 0), "take": "heard" * (end.rank == 0)}
+        stopped = Interrupted(end, error=lost, **{kind: ways[kind]})
+        options = WriteOptions(timeout_s=1)
+        return bcpformat.write(store, own_row(end.rank), group=stopped, options=options)
+
+    errors = [o.error for o in Ranks(2).outcomes(act)]
+
+    assert errors == [None, None]
+    assert bcpformat.validate(store, level="full").ok
+
+
+def test_ctrl_c_on_the_lead_while_it_publishes_removes_nothing_on_any_rank() -> None:
+    inner = MemoryStore()
+    trial = FaultyStore(MemoryStore())
+    bcpformat.write(trial, {"w": np.zeros(4)}, group=None)
+    publication = [o.op for o in trial.operations].index("put_if_absent")
+
+    def act(end: Coordinator) -> object:
+        store: bcpformat.Store = inner
+        if end.rank == 0:
+            error = KeyboardInterrupt()
+            store = FaultyStore(inner, fail_at=publication, error=error, effect="late")
+        return bcpformat.write(store, own_row(end.rank), group=end)
+
+    errors = [o.error for o in Ranks(2).outcomes(act)]
+
+    assert isinstance(errors[0], KeyboardInterrupt)
+    assert getattr(errors[1], "code", None) is ErrorCode.UNCERTAIN
+    assert bcpformat.validate(inner, level="full").ok
+
+
+def test_a_failure_of_the_lead_that_is_not_ours_is_told_at_once() -> None:
+    inner = MemoryStore()
+
+    def act(end: Coordinator) -> object:
+        store: bcpformat.Store = inner
+        if end.rank == 0:
+            store = FaultyStore(inner, fail_at=1, error=KeyboardInterrupt())
+        return bcpformat.write(store, own_row(end.rank), group=end)
+
+    errors = [o.error for o in Ranks(2).outcomes(act)]
+
+    assert isinstance(errors[0], KeyboardInterrupt)
+    assert isinstance(errors[1], CoordinationError) and "KeyboardInterrupt" in str(errors[1])
+    assert not inner.list()
+
+
+def test_a_group_is_in_step_after_an_error_of_another_library_on_one_rank() -> None:
+    class Odd(Exception):
+        pass
+
+    class Odder(MemoryStore):
+        def describe(self) -> str:
+            raise Odd
+
+    ranks = Ranks(3)
+    totals = []
+
+    def act(end: Coordinator) -> None:
+        store = Odder() if end.rank == 1 else MemoryStore()
+        with pytest.raises(Odd if end.rank == 1 else CoordinationError):
+            bcpformat.write(store, {}, group=end)
+        totals.append(end.total(np.array([1]), timeout_s=5).tolist())
+
+    ranks.run(act)
+
+    assert totals == [[3]] * 3
+    assert not ranks.keys
+
+
+def test_a_save_that_fails_leaves_no_values_behind() -> None:
+    ranks = Ranks(4)
+
+    def gap(end: Coordinator) -> object:
+        return bcpformat.write(MemoryStore(), {"w": shard(np.zeros(10), 5, end.rank)}, group=end)
+
+    def variants(end: Coordinator) -> object:
+        return bcpformat.write(MemoryStore(), {"w": np.zeros(3 + end.rank)}, group=end)
+
+    def broken(end: Coordinator) -> object:
+        store = FaultyStore(MemoryStore(), fail_at=2 if end.rank == 1 else None)
+        return bcpformat.write(store, own_row(end.rank % 2), group=end)
+
+    for act in (gap, variants, broken):
+        with pytest.raises(ExceptionGroup):
+            ranks.run(act)
+
+    assert ranks.keys == []
