@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 SOURCES := $(wildcard bcpformat conformance examples fuzz tests)
 
-.PHONY: help venv demo test check lint types layers fuzz bench clean
+.PHONY: help venv demo test check lint types layers fuzz bench layouts clean
 
 help:
 	@echo "venv    create $(VENV) with everything development needs"
@@ -18,6 +18,7 @@ help:
 	@echo "check   lint, types, layers, then all tests"
 	@echo "fuzz    feed the readers damaged bytes"
 	@echo "bench   measure against the raw speed of this machine"
+	@echo "layouts save in every parallel layout, load in every other, update the table in the README"
 	@echo "clean   remove caches and build outputs; $(VENV) stays"
 
 venv: $(VENV)/.stamp
@@ -60,6 +61,9 @@ $(VENV)/.stamp-fuzz: $(VENV)/.stamp
 
 bench: venv
 	@$(BIN)/bcpformat bench
+
+layouts: venv
+	@$(BIN)/python -m tests.distributed.layout_table --readme README.md
 
 clean:
 	@rm -rf build dist htmlcov .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -115,7 +115,8 @@ class Framework:
             and shape, else 0: what most leaves are, decided quickly.
         target: Describes a template leaf as a destination for elements of a saved data type.
         coordinator: Returns this process's end of a process group of the library, ``"auto"`` for
-            the default one; None if there is no such group.
+            the default one; None if there is no such group.  The number is how many seconds to
+            wait for the other ranks, if they have not met before.
     """
 
     name: str
@@ -126,7 +127,7 @@ class Framework:
     finish: Callable[[Any, int], Any]
     direct: Callable[[object, str, tuple[int, ...]], int]
     target: Callable[[object, Cast, DType], Target]
-    coordinator: Callable[[object], Coordinator | None] = lambda _group: None
+    coordinator: Callable[[object, float], Coordinator | None] = lambda _group, _timeout_s: None
 
 
 def _numpy_allocate(dtype: DType, shape: tuple[int, ...]) -> Allocated:

@@ -93,7 +93,7 @@ def read(
     if as_numpy:
         raise InvalidArgumentError("as_numpy has no meaning with into=")
     rules = PerRankRules(per_rank)
-    coordinator = coordinator_of(group)
+    coordinator = coordinator_of(group, timeout_s=options.timeout_s)
     with paused_collector(), ExitStack() as stack:
         opened, meeting = _opened(location, options, coordinator, stack)
         with in_step(meeting):

@@ -86,7 +86,7 @@ def write(
             open_store(location),
             lambda: encoded_state(state),
             step=step,
-            coordinator=coordinator_of(group),
+            coordinator=coordinator_of(group, timeout_s=options.timeout_s),
             options=options,
             progress=progress if progress is not None else silent,
         )

@@ -118,7 +118,9 @@ def agree(
         memory.number += 1  # now: no number is given twice, whoever fails to hear of this one
         _plan(meeting, memory.number)
     try:
-        data = meeting.take("assignment", meeting.rank, source=0)
+        # rank 0 itself may wait one time-out for the layouts, and then says whose did not come
+        patience_s = 2 * meeting.timeout_s
+        data = meeting.take("assignment", meeting.rank, source=0, timeout_s=patience_s)
     except BcpError as error:
         if error.rank is not None:  # rank 0 did say it, so it looks at no layout any more
             with suppress(CoordinationError):
@@ -137,7 +139,9 @@ def _compare_calls(meeting: Meeting, call: Mapping[str, Value]) -> None:
     if meeting.rank == 0:
         meeting.put("call", 0, _encoded(call))
     lead = cast("dict[str, Value]", _decoded(meeting.take("call", 0), "the call of rank 0"))
-    differing = sorted(k for k in lead.keys() | call.keys() if lead.get(k) != call.get(k))
+    # encoded, as True equals 1
+    theirs, mine = ({k: _encoded(v) for k, v in said.items()} for said in (lead, call))
+    differing = sorted(k for k in theirs.keys() | mine.keys() if theirs.get(k) != mine.get(k))
     error = None
     if differing:
         shown = "; ".join(

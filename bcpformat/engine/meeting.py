@@ -139,7 +139,7 @@ class Meeting:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         data = self._wait(what, rank, time.monotonic() + timeout_s)
         if data is None:
-            raise self._missing(what, [source])
+            raise self._missing(what, [source], timeout_s)
         return data
 
     def take_all(self, what: str) -> Iterator[tuple[int, bytes]]:
@@ -154,7 +154,7 @@ class Meeting:
             data = self._wait(what, rank, deadline)
             if data is None:
                 late = [r for r in range(rank, self.size) if self._peek(what, r) is None]
-                raise self._missing(what, late or [rank])
+                raise self._missing(what, late or [rank], self.timeout_s)
             yield rank, data
             self.forget(what, rank)
 
@@ -214,11 +214,11 @@ class Meeting:
             raise decode_failure(record[1:])
         return record[1:]
 
-    def _missing(self, what: str, ranks: list[int]) -> CoordinationError:
+    def _missing(self, what: str, ranks: list[int], waited_s: float) -> CoordinationError:
         describe = self._coordinator.describe
         named = ", ".join(map(describe, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
         text = (
-            f"{describe(self.rank)} waited {self.timeout_s:g} s for the {what} of {named}, "
+            f"{describe(self.rank)} waited {waited_s:g} s for the {what} of {named}, "
             "which did not come: see whether that process lives, or raise timeout_s"
         )
         return CoordinationError(text, ranks=ranks)

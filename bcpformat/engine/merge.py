@@ -96,6 +96,21 @@ class _Counts:
     per_rank: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RunOrder:
+    """The order of all runs.
+
+    Attributes:
+        file: Row of the file of each run, in order.
+        order: Row in the order of the parts of each run in order; None if they are in order.
+        row: The reverse: row in order of each run in the order of the parts.
+    """
+
+    file: Ints
+    order: Ints | None
+    row: Ints | None
+
+
 class Merger:
     """Merges the parts of all ranks, which come in ascending order of rank.
 
@@ -209,8 +224,10 @@ class Merger:
             self._add_files(stored.files, stored.runs)
             self._stored = stored
         files, file_row = self._merged_files()
-        runs, run_row = self._merged_runs(file_row)
-        tensors, chunks = self._merged_chunks(state, run_row)
+        order = self._run_order(file_row)
+        tensors, chunks = self._merged_chunks(state, order.row)
+        # Last, as a table of runs takes twice the memory of what was gathered.
+        runs = self._merged_runs(order)
         return Manifest(
             attempt_id=self._attempt_id,
             created_us=0,
@@ -221,8 +238,8 @@ class Merger:
             runs=runs,
             chunks=chunks,
             state=state.root,
-            per_rank=self._merged_per_rank(state, run_row),
-            objects=self._merged_objects(state, run_row),
+            per_rank=self._merged_per_rank(state, order.row),
+            objects=self._merged_objects(state, order.row),
         )
 
     def _state(self) -> MergedState:
@@ -246,21 +263,26 @@ class Merger:
         row[order] = np.arange(len(order))
         return [self._files[number] for number in order], row
 
-    def _merged_runs(self, file_row: Ints) -> tuple[RunTable, Ints | None]:
-        """Return the runs by file, and the row of each in the order of the parts."""
+    def _run_order(self, file_row: Ints) -> _RunOrder:
+        """Return the order of the runs by file and position."""
         counts = self._counts
         file = _taken(self._runs.pop("file")) + _spread(_before(counts.files), counts.runs)
         file = file_row[file]
+        if (file[1:] >= file[:-1]).all():
+            return _RunOrder(file=file, order=None, row=None)
+        position = _taken(self._runs["position"])
+        order = np.lexsort((position, file))
+        row = np.empty_like(order)
+        row[order] = np.arange(len(order))
+        self._runs["position"].append(position, len(position))
+        return _RunOrder(file=file[order], order=order, row=row)
+
+    def _merged_runs(self, order: _RunOrder) -> RunTable:
+        """Return the runs by file and position."""
         table = {name: _taken(self._runs.pop(name)) for name in _RUN_WIDTHS if name != "file"}
-        row = None
-        if (file[1:] < file[:-1]).any():
-            order = np.lexsort((table["position"], file))
-            row = np.empty_like(order)
-            row[order] = np.arange(len(order))
-            file = file[order]
-            for name in table:
-                table[name] = table[name][order]
-        return RunTable(file=file, **table), row
+        if order.order is not None:
+            table = {name: column[order.order] for name, column in table.items()}
+        return RunTable(file=order.file, **table)
 
     def _merged_chunks(
         self, state: MergedState, run_row: Ints | None

@@ -105,7 +105,7 @@ def fused(
         >>> [(p.origin, p.data.tolist()) for p in pieces]
         [((2,), [0, 1]), ((6,), [2, 3])]
     """
-    whole = tuple(int(extent) for extent in global_shape)
+    whole = tuple(global_shape)
     if not -len(whole) <= axis < len(whole):
         raise InvalidArgumentError(f"axis {axis} does not exist in the whole of shape {whole}")
     axis %= len(whole)
@@ -118,7 +118,7 @@ def fused(
         text = f"data of shape {tuple(data.shape)} has not the {sum(s.width for s in segments)} "
         raise InvalidArgumentError(f"{text}elements of its segments on axis {axis}")
     advice = []
-    base = [0] * len(whole) if origin is None else [int(first) for first in origin]
+    base = [0] * len(whole) if origin is None else [*origin]
     pieces = []
     first, at = 0, 0
     for segment in segments:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import index
 from typing import Any, Never
 
 import numpy as np
@@ -158,7 +159,8 @@ class Shards:
         self, pieces: Sequence[Shard], *, segments: Sequence[tuple[str, int, int, int]] = ()
     ) -> None:
         object.__setattr__(self, "pieces", tuple(pieces))
-        object.__setattr__(self, "segments", tuple(segments))
+        numbers = [(n, index(axis), index(first), index(size)) for n, axis, first, size in segments]
+        object.__setattr__(self, "segments", tuple(numbers))
         if not self.pieces or not all(type(p) is Shard for p in self.pieces):
             _refuse("Shards needs a sequence of at least one Shard")
         shapes = {p.global_shape for p in self.pieces}
@@ -257,7 +259,10 @@ def _shape_of(data: Any) -> tuple[int, ...]:  # Any: as in Shard
 
 
 def _extents(what: str, values: Sequence[int]) -> tuple[int, ...]:
-    found = tuple(int(v) for v in values)
+    try:
+        found = tuple(index(v) for v in values)
+    except TypeError:
+        _refuse(f"{what} must be integers, got {values!r:.200}")
     if any(v < 0 for v in found):
         _refuse(f"{what} must not be negative, got {found}")
     return found

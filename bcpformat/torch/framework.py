@@ -266,7 +266,7 @@ def _checked_extents(size: torch.Size) -> torch.Size:
     return size
 
 
-def _coordinator(group: object) -> Coordinator | None:
+def _coordinator(group: object, timeout_s: float) -> Coordinator | None:
     """Return this process's end of a process group, ``"auto"`` for the default one."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
@@ -274,11 +274,11 @@ def _coordinator(group: object) -> Coordinator | None:
     if group == "auto":
         if distributed.get_world_size() == 1:
             return None
-        default: Coordinator = _coordinators().coordinator_for(None)
+        default: Coordinator = _coordinators().coordinator_for(None, timeout_s=timeout_s)
         return default
     none = distributed.GroupMember.NON_GROUP_MEMBER  # an int: what a rank outside the group has
     if isinstance(group, distributed.ProcessGroup) or (type(group) is int and group == none):
-        found: Coordinator = _coordinators().coordinator_for(group)
+        found: Coordinator = _coordinators().coordinator_for(group, timeout_s=timeout_s)
         return found
     return None
 

@@ -144,12 +144,17 @@ class ColumnTable:
     def column(self, name: str) -> Ints:
         """Return a column that has a default, shape `(length,)`.
 
-        One that no section had is read-only and takes no memory.
+        One that no section had takes no memory: it is another column, or one number, read-only,
+        that all rows share.
         """
         if name in self._values:
             return self._values[name]
-        default = np.asarray(self._default(name, slice(None)), np.int64)
-        return np.broadcast_to(default, self._lengths[name])
+        default = self._columns[name].default
+        if isinstance(default, str):
+            return self.column(default)
+        assert default is not None
+        number = np.int64(default).tobytes()
+        return np.ndarray(self._lengths[name], np.int64, number, strides=(0,))
 
     def _take(self, name: str, packed: Any, span: slice, where: str) -> Ints:
         # Any: the type is checked first.

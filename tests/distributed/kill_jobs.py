@@ -1,4 +1,4 @@
-"""Saves in which one rank is killed, or hangs, at a chosen step; and what the others make of it.
+"""Saves in which one rank is killed or hangs at a chosen step, and what the others make of it.
 
 The ranks are forks of one process that waits for their end: so one import of torch does for many
 of them, and a rank that got past the step where it was to die is noticed.
@@ -15,13 +15,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 import numpy as np
 from torch.distributed import Store, TCPStore
 
 import bcpformat
-from bcpformat import LocalStore, Shard, WriteOptions
+from bcpformat import LocalStore, MemoryStore, Shard, WriteOptions
 from bcpformat.engine.coordinator import Coordinator
 from bcpformat.errors import BcpError
 from bcpformat.model.manifest import Ints
@@ -29,9 +30,10 @@ from bcpformat.storage.store import ObjectWriter, ReadableBytes
 from bcpformat.torch.coordinator import TorchCoordinator, join_store
 from tests.distributed.worker import Member
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 4.0
 _PATIENT_S = 120.0
-_RANKS = 3
+_SLOW_S = 0.5
+RANKS = 3
 _PR_SET_PDEATHSIG = 1
 _ROWS, _COLUMNS = 301, 1024
 
@@ -46,7 +48,7 @@ Step = Literal[
     "after publishing",
     "before the outcome",
 ]
-Fate = Literal["killed", "hung"]
+Fate = Literal["killed", "hung", "late"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,38 +58,50 @@ class Scenario:
     Attributes:
         rank: The rank.
         step: Where it happens.
-        fate: What happens.
+        fate: What happens; ``"late"``: it goes on when the others have given it up.
         hosts: Whether the rank hosts the store that the ranks share.
+        again: Whether the others save again, to the same place.
     """
 
     rank: int
     step: Step
     fate: Fate = "killed"
     hosts: bool = False
+    again: bool = True
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks."""
+        return [rank for rank in range(RANKS) if rank != self.rank]
 
     def __str__(self) -> str:
         text = f"rank {self.rank} {self.fate} {self.step}"
-        return f"{text}, with the store" if self.hosts else text
+        text += ", with the store" if self.hosts else ""
+        return text if self.again else f"{text}, once"
 
 
 # ---- how a rank meets its fate -------------------------------------------------------------------
 
 
 class _Doom:
-    """The end of this process, at one step."""
+    """What becomes of this process at one step."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, own: Member) -> None:
         self._scenario = scenario
+        self._own = own
 
     def at(self, step: Step) -> None:
-        if step == self._scenario.step:
-            if self._scenario.fate == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
+        if step != self._scenario.step:
+            return
+        if self._scenario.fate == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._scenario.fate == "hung":
             threading.Event().wait()
+        self._own.hear("end", self._scenario.others)
 
 
 class _DoomedEnd:
-    """A rank's end of its group that is not there any more at some step."""
+    """A rank's end of its group, for one that is lost at some step."""
 
     def __init__(self, inner: Coordinator, doom: _Doom) -> None:
         self._inner = inner
@@ -122,7 +136,7 @@ class _DoomedEnd:
 
 
 class _DoomedStore(LocalStore):
-    """A directory whose user is not there any more at some step."""
+    """A directory, for a rank that is lost at some step."""
 
     def __init__(self, path: str, doom: _Doom) -> None:
         super().__init__(path)
@@ -166,6 +180,23 @@ class _DoomedWriter:
         self.abort()
 
 
+class _SlowEnd:
+    """A rank's end of its group that begins to wait for layouts later than the others do."""
+
+    def __init__(self, inner: Coordinator) -> None:
+        self._inner = inner
+        self._is_slow = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def take(self, key: str, *, timeout_s: float) -> bytes | None:
+        if "/layout/" in key and self._is_slow:
+            self._is_slow = False
+            time.sleep(_SLOW_S)
+        return self._inner.take(key, timeout_s=timeout_s)
+
+
 # ---- the job -------------------------------------------------------------------------------------
 
 
@@ -179,8 +210,6 @@ class Survival:
         left: Keys of what lay there afterwards.
         read: Who saved the checkpoint that was read afterwards, 1 for the first save; 0: nobody.
         second: What a second save to the same place raised, with the ranks that are left.
-        read_at_last: Who saved the checkpoint that there is in the end.
-        is_valid: Whether all of that is.
     """
 
     error: BcpError | None
@@ -188,22 +217,41 @@ class Survival:
     left: tuple[str, ...]
     read: int
     second: BcpError | None
-    read_at_last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What became of a scenario.
+
+    Attributes:
+        others: What the other ranks saw, in their order.
+        signal: What ended the rank that was lost, SIGTERM if nothing did; 0 if it was late.
+        error: What the save of a late rank raised.
+        read: Who saved the checkpoint that is there in the end; 0: nobody.
+        is_valid: Whether that has no problem.
+    """
+
+    others: list[Survival]
+    signal: int
+    error: BcpError | None
+    read: int
     is_valid: bool
 
 
-def lose(member: Member, scenario: Scenario, place: str) -> list[Survival | int]:
-    """Save with three ranks, one of which is lost; then save again with the others.
-
-    Returns:
-        By rank what it saw; of the lost one the signal that ended it, 0 if it ended by itself.
-    """
-    forks = [
-        _fork(lambda rank=rank: _play(member, rank, scenario, place)) for rank in range(_RANKS)
-    ]
-    found = [None if n == scenario.rank else fork.result() for n, fork in enumerate(forks)]
-    found[scenario.rank] = forks[scenario.rank].end()
-    return found
+def lose(member: Member, scenario: Scenario, place: str) -> Loss:
+    """Save with three ranks, one of which is lost; then save again with the others."""
+    bcpformat.write(MemoryStore(), {"w": np.zeros(1)}, group=None)  # imports what the forks need
+    forks = [_fork(lambda rank=rank: _play(member, rank, scenario, place)) for rank in range(RANKS)]
+    others = [forks[rank].result() for rank in scenario.others]
+    lost = forks[scenario.rank]
+    is_late = scenario.fate == "late"
+    return Loss(
+        others=others,
+        error=lost.result() if is_late else None,
+        signal=0 if is_late else lost.end(),
+        read=_saver(place),
+        is_valid=bcpformat.validate(place, level="full").ok,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +267,32 @@ class _Fork:
     results: int
 
     def result(self) -> Any:
-        """Return what it made, when it has ended."""
+        """Return what it made, when it has ended.
+
+        Raises:
+            AssertionError: It failed, or was killed.
+        """
         with os.fdopen(self.results, "rb") as results:
             data = results.read()
         os.waitpid(self.process, 0)
-        return pickle.loads(data)
+        assert data, f"process {self.process} was killed"
+        value, problem = pickle.loads(data)
+        assert not problem, problem
+        return value
 
     def end(self) -> int:
-        """Return the signal that ended it; if it has not ended, that is SIGTERM."""
-        os.close(self.results)
-        ended, status = os.waitpid(self.process, os.WNOHANG)
-        if not ended:
-            os.kill(self.process, signal.SIGTERM)
-            _, status = os.waitpid(self.process, 0)
-        return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        """Return the signal that ended it; if it has not ended, that is SIGTERM.
+
+        Raises:
+            AssertionError: It came to its end.
+        """
+        os.kill(self.process, signal.SIGTERM)
+        _, status = os.waitpid(self.process, 0)
+        if os.WIFSIGNALED(status):
+            os.close(self.results)
+            return os.WTERMSIG(status)
+        with os.fdopen(self.results, "rb") as results:
+            raise AssertionError(f"it ended by itself: {pickle.loads(results.read())}")
 
 
 def _fork(act: Callable[[], object]) -> _Fork:
@@ -241,37 +301,39 @@ def _fork(act: Callable[[], object]) -> _Fork:
     if process:
         os.close(out)
         return _Fork(process, results)
+    value, problem = None, ""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        with os.fdopen(out, "wb") as file:
-            file.write(pickle.dumps(act()))
-    except BaseException:
-        traceback.print_exc()  # to the log of the process that was forked
-    finally:
-        os._exit(0)  # nothing of that process is to be done twice
+        value = act()
+    except BaseException:  # noqa: BLE001  # goes to the process that asked
+        problem = traceback.format_exc()
+    with os.fdopen(out, "wb") as file:
+        file.write(pickle.dumps((value, problem)))
+    os._exit(0)  # nothing of that process is to be done twice
 
 
-def _play(member: Member, rank: int, scenario: Scenario, place: str) -> Survival | None:
+def _play(member: Member, rank: int, scenario: Scenario, place: str) -> object:
     # a connection belongs to one process
-    own = Member(rank=rank, size=_RANKS, store=member.store.clone())
-    if rank == scenario.rank:
-        return _be_lost(own, scenario, place)
-    return _survive(own, scenario, place)
+    own = Member(rank=rank, size=RANKS, store=member.store.clone())
+    play = _be_lost if rank == scenario.rank else _survive
+    return play(own, scenario, place)
 
 
-def _be_lost(own: Member, scenario: Scenario, place: str) -> None:
+def _be_lost(own: Member, scenario: Scenario, place: str) -> BcpError | None:
     store = own.store
     if scenario.hosts:
         store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
         own.store.set("port", str(store.port))
-    doom = _Doom(scenario)
-    end = _joined(store, own.rank, range(_RANKS))
-    _save(_DoomedStore(place, doom), _DoomedEnd(end, doom), number=1)
+    doom = _Doom(scenario, own)
+    end = _joined(store, own.rank, range(RANKS))
+    return _error(lambda: _save(_DoomedStore(place, doom), _DoomedEnd(end, doom), number=1))
 
 
 def _survive(own: Member, scenario: Scenario, place: str) -> Survival:
-    others = [rank for rank in range(_RANKS) if rank != scenario.rank]
-    end = _joined(_shared(own, scenario), own.rank, range(_RANKS))
+    others = scenario.others
+    end: Any = _joined(_shared(own, scenario), own.rank, range(RANKS))
+    if own.rank == 0:
+        end = _SlowEnd(end)
     start = time.monotonic()
     error = _error(lambda: _save(place, end, number=1))
     seconds = time.monotonic() - start
@@ -279,25 +341,19 @@ def _survive(own: Member, scenario: Scenario, place: str) -> Survival:
     own.hear("over", others)
     left = tuple(sorted(info.key for info in LocalStore(place).list()))
     read = _saver(place)
-    again = _joined(own.store, others.index(own.rank), others)
-    second = _error(lambda: _save(place, again, number=2))
-    own.say("again")
-    own.hear("again", others)
-    return Survival(
-        error=error,
-        seconds=seconds,
-        left=left,
-        read=read,
-        second=second,
-        read_at_last=_saver(place),
-        is_valid=bcpformat.validate(place, level="full").ok,
-    )
+    second = None
+    if scenario.again:
+        again = _joined(own.store, others.index(own.rank), others)
+        second = _error(lambda: _save(place, again, number=2))
+    own.say("end")
+    return Survival(error=error, seconds=seconds, left=left, read=read, second=second)
 
 
 def _shared(own: Member, scenario: Scenario) -> Store:
     """Return the store that the three ranks share."""
     if not scenario.hosts:
         return own.store
+    own.store.wait(["port"], timedelta(seconds=_PATIENT_S))
     port = int(own.store.get("port"))
     return TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)
 

@@ -7,10 +7,9 @@ places the numbers when it lays out the model.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,7 +32,6 @@ import bcpformat
 from bcpformat import PerRank, WriteOptions
 from bcpformat.errors import BcpError
 from bcpformat.torch import InBuffer, flat_shards, get_state, set_state
-from tests.distributed.processes import Job, Outcome, values
 from tests.distributed.worker import Member
 
 VOCABULARY, HIDDEN, FFN = 503, 20, 37
@@ -392,65 +390,3 @@ def _problems(
         yield f"the learning rate is {held.lr()}"
     if not 0 <= state["seen"].value["rank"] <= rank:
         yield f"the value of a rank is {state['seen'].value!r}"
-
-
-# ---- the matrix ----------------------------------------------------------------------------------
-
-
-def matrix_jobs(pairs: Sequence[tuple[str, str]], place: str) -> list[Job]:
-    """Return the jobs that save and load pairs of layouts, for `MOST_RANKS` processes.
-
-    Process 0 does all of them, so that no load begins before its save has ended.
-    """
-    saved = dict.fromkeys(saved for saved, _ in pairs)
-    places = {name: f"{place}/{number}" for number, name in enumerate(saved)}
-    jobs = [Job(save, (name, places[name]), _ranks(name)) for name in saved]
-    for name in dict.fromkeys(loaded for _, loaded in pairs):
-        own = {s: places[s] for s, loaded in pairs if loaded == name}
-        jobs.append(Job(load, (name, own), _ranks(name)))
-    return jobs
-
-
-def _ranks(name: str) -> tuple[int, ...]:
-    return tuple(range(LAYOUTS[name].ranks))
-
-
-def matrix(
-    pairs: Sequence[tuple[str, str]], outcomes: Sequence[Sequence[Outcome]]
-) -> dict[tuple[str, str], str]:
-    """Return for each pair what is wrong, on the lowest rank that found anything; "" if nothing.
-
-    Args:
-        pairs: The layouts saved and loaded.
-        outcomes: Those of `matrix_jobs`.
-    """
-    saves = list(dict.fromkeys(saved for saved, _ in pairs))
-    loads = list(dict.fromkeys(loaded for _, loaded in pairs))
-    names = [*saves, *loads]
-    done = [
-        values(outcome[: LAYOUTS[name].ranks])
-        for name, outcome in zip(names, outcomes, strict=True)
-    ]
-    refused = {
-        name: next(filter(None, found), "") for name, found in zip(saves, done, strict=False)
-    }
-    read = dict(zip(loads, done[len(saves) :], strict=True))
-    found = {}
-    for saved, loaded in pairs:
-        ranks = (
-            f"rank {rank}: {'; '.join(problems[saved][:4])}"
-            for rank, problems in enumerate(read[loaded])
-            if problems[saved]
-        )
-        found[saved, loaded] = refused[saved] or next(ranks, "")
-    return found
-
-
-def selection() -> list[tuple[str, str]]:
-    """Return some of the pairs: every layout is saved three times and loaded three times."""
-    names = list(LAYOUTS)
-    steps = (1, 6, 11)
-    assert all(math.gcd(step, len(names)) in (1, 2) for step in steps)
-    return [
-        (name, names[(i + step) % len(names)]) for i, name in enumerate(names) for step in steps
-    ]

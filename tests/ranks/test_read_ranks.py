@@ -351,3 +351,22 @@ def test_a_fused_axis_that_does_not_exist_is_refused(axis: int) -> None:
 
     with pytest.raises(InvalidArgumentError, match=f"axis {axis}"):
         fused(np.zeros((2, 4)), parts, global_shape=(4, 4), axis=axis)
+
+
+@pytest.mark.parametrize("part", ["global_shape", "origin", "shape", "flat"])
+def test_a_shard_takes_no_fractions_for_places(part: str) -> None:
+    parts: dict[str, Any] = {"global_shape": (4,), "origin": (0,), "shape": (4,), "flat": (1, 2)}
+
+    with pytest.raises(InvalidArgumentError, match=f"{part} must be integers"):
+        Shard(np.zeros(2), **parts | {part: tuple(n + 0.5 for n in parts[part])})
+
+
+def test_segments_may_be_counted_in_integers_of_numpy() -> None:
+    store = MemoryStore()
+    four: Any = np.int64(4)
+    whole = np.arange(8)
+
+    pieces = fused(whole, even_segments({"q": four, "k": four}, rank=0, size=1), global_shape=[8])
+    bcpformat.write(store, {"qk": pieces})
+
+    assert bcpformat.read(store, as_numpy=True)["qk"].tolist() == whole.tolist()

@@ -440,3 +440,14 @@ def test_a_save_that_fails_leaves_no_values_behind() -> None:
             ranks.run(act)
 
     assert ranks.keys == []
+
+
+def test_metadata_that_differs_in_type_alone_is_refused() -> None:
+    def act(end: Coordinator) -> object:
+        options = WriteOptions(user={"final": True if end.rank else 1})
+        return bcpformat.write(MemoryStore(), {}, group=end, options=options)
+
+    errors = [o.error for o in Ranks(2).outcomes(act)]
+
+    assert {type(e) for e in errors} == {DisagreementError}
+    assert "user" in str(errors[0])
