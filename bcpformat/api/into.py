@@ -86,6 +86,7 @@ class _Plan:
     absent: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     arrays: int = 0
+    is_selected: bool = True  # whether the filter selects anything
 
 
 class TemplateReader:
@@ -136,6 +137,10 @@ class TemplateReader:
             saved = saved_leaves(self._reader.manifest.state)
             plan = self._match(leaves.slots, saved)
             lacking = self._lacking(plan.used, saved)
+            # alone, the template must have something of it too; of a group, another rank may
+            plan.is_selected = self._chosen is None or (
+                bool(plan.used) if meeting is None else any(map(self._take, saved))
+            )
         extra = self._lacked_by_all(lacking, list(saved), meeting)
         problems = plan.problems
         if plan.absent:
@@ -177,7 +182,7 @@ class TemplateReader:
         """Return why nothing is read at all, None if something is."""
         hint = prefix_hint(plan.absent, extra) or part_hint([s.name for s in leaves.slots], extra)
         nothing = not (plan.targets or plan.wants or plan.plain or plan.ranks)
-        if nothing and not problems and self._chosen is not None and self._size == 1:
+        if nothing and not problems and not plan.is_selected:
             text = f"filter {self._chosen!r:.200} selects none of the names of this checkpoint"
             return InvalidArgumentError(text, code=ErrorCode.MISMATCH)
         unmatched = plan.arrays > 0 and not (plan.targets or plan.wants)
@@ -219,7 +224,8 @@ class TemplateReader:
         """Note a leaf that the checkpoint lacks; an empty container needs nothing there."""
         if isinstance(slot.value, (dict, list, tuple)) and not slot.value:
             below = name + "/" if name else ""
-            if any(n.startswith(below) for n in saved):
+            # in a group, other ranks may have what lies below
+            if self._size == 1 and any(n.startswith(below) for n in saved):
                 text = f"the template has an empty {type(slot.value).__name__}, "
                 text += "the checkpoint has values below it; read them without a template"
                 plan.problems.append(mismatch(name, text))
@@ -258,16 +264,19 @@ class TemplateReader:
         table = self._reader.manifest.per_rank
         rows = np.flatnonzero(table.path == path)
         ranks = table.rank[rows].tolist()
+        # the highest rank with a value of any name; not every rank need have every value
+        saved = int(table.rank.max()) + 1
         rule = self._rules.of(name)
-        if rule is not own:
-            plan.ranks.append((slot, rule, rows))
-        elif self._rank in ranks and len(ranks) == self._size:
-            plan.ranks.append((slot, copy, rows[[ranks.index(self._rank)]]))
-        elif len(ranks) == self._size:
+        if saved == self._size:
+            if self._rank in ranks:
+                plan.ranks.append((slot, copy, rows[[ranks.index(self._rank)]]))
+                return
             text = f"no value of rank {self._rank}; the checkpoint has those of ranks {ranks[:8]}"
             plan.problems.append(mismatch(name, text))
+        elif rule is own:
+            plan.problems.append(mismatch(name, changed_ranks(saved, self._size)))
         else:
-            plan.problems.append(mismatch(name, changed_ranks(len(ranks), self._size)))
+            plan.ranks.append((slot, rule, rows))
 
     def _match_tensor(
         self, plan: _Plan, slot: Slot, name: str, row: int, library: Framework

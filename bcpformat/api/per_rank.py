@@ -129,7 +129,11 @@ def merge(values: Sequence[Any], /, *, rank: int, size: int) -> Any:
 def _joined(key: object, values: Sequence[Any]) -> Any:
     if all(type(v) in (list, dict) for v in values):
         return merge(values, rank=0, size=1)
-    if any(type(v) is not type(values[0]) or v != values[0] for v in values):
+    try:
+        equal = all(type(v) is type(values[0]) and bool(v == values[0]) for v in values)
+    except (ValueError, RuntimeError):  # arrays of more than one element
+        equal = False
+    if not equal:
         text = f"the ranks saved different values of {key!r}, which is no list; pass your own rule"
         raise InvalidArgumentError(text, code=ErrorCode.MISMATCH)
     return values[0]

@@ -197,6 +197,9 @@ class ShardAdapter:
                 raise InvalidArgumentError(text, code=ErrorCode.NO_FORM)
         regions = tuple(p.region for p in pieces)
         held = [i for i, region in enumerate(regions) if region.count]
+        if len({regions[i] for i in held}) != len(held):
+            text = f"{path()!r}: two pieces of the same region; a rank gives each element once"
+            raise InvalidArgumentError(text, code=ErrorCode.NO_FORM)
         keys = tuple((leaves[i].alias_key, regions[i]) for i in held)
         return TensorLeaf(
             dtype=first.dtype,

@@ -257,6 +257,43 @@ def test_t31_padding_of_a_vocabulary_is_not_stored_and_set_to_zero_on_read() -> 
         assert not rows[vocabulary:].any()
 
 
+def test_a_per_rank_value_that_some_ranks_have_goes_back_to_these() -> None:
+    def state(rank: int) -> dict[str, Any]:
+        return {"x": 1, **({"loader": PerRank(f"of rank {rank}")} if rank else {})}
+
+    store = save(3, state)
+
+    for rules in (None, bcpformat.per_rank.copy):
+        found = load(store, 3, state, per_rank=rules)
+        assert [s["loader"].value for s in found[1:]] == ["of rank 1", "of rank 2"]
+
+
+def test_a_filter_that_selects_nothing_is_refused_in_a_group_too() -> None:
+    store = save(2, lambda _rank: {"a": np.arange(3)})
+
+    outcomes = Ranks(2).outcomes(
+        lambda end: bcpformat.read(store, into={"a": np.zeros(3, int)}, filter="zz", group=end)
+    )
+
+    assert all("'zz' selects none" in str(o.error) for o in outcomes)
+
+
+def test_a_rank_without_anything_in_a_container_reads_nothing_there() -> None:
+    def state(rank: int) -> dict[str, Any]:
+        return {"m": {} if rank else {"a": np.arange(3)}}
+
+    store = save(2, state)
+
+    assert load(store, 2, state)[1] == {"m": {}}
+
+
+def test_two_pieces_of_one_region_on_one_rank_are_refused() -> None:
+    piece = Shard(np.zeros(3), global_shape=(3,), origin=(0,))
+
+    with pytest.raises(bcpformat.InvalidArgumentError, match="two pieces of the same region"):
+        bcpformat.write(MemoryStore(), {"w": Shards([piece, piece])})
+
+
 @st.composite
 def tilings(draw: st.DrawFn, shape: tuple[int, ...]) -> list[tuple[tuple[slice, ...], int]]:
     """Boxes that tile a shape, each with a rank."""

@@ -14,6 +14,7 @@ import pytest
 import bcpformat
 from bcpformat import CommitError, ErrorCode, MemoryStore, StorageError, WriteOptions
 from bcpformat.api.save import encoded_state
+from bcpformat.engine.coordinator import SoloCoordinator
 from bcpformat.engine.options import CodecName
 from bcpformat.engine.write import save
 from bcpformat.model.manifest import MANIFEST_KEY
@@ -225,7 +226,14 @@ def test_a_writer_refuses_what_breaks_a_rule_before_it_publishes() -> None:
     state = replace(encoded_state({"w": np.zeros(3)}), names=["v"])
 
     with pytest.raises(bcpformat.FormatError) as caught:
-        save(store, state, step=1, rank=0, options=ONE_THREAD, progress=lambda _: None)
+        save(
+            store,
+            lambda: state,
+            step=1,
+            coordinator=SoloCoordinator(),
+            options=ONE_THREAD,
+            progress=lambda _: None,
+        )
 
     assert caught.value.code is ErrorCode.STATE
     assert store.list() == []
