@@ -7,9 +7,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 # The pin stands in pyproject.toml alone.
 TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-SOURCES := $(wildcard bcpformat conformance examples fuzz tests)
+SOURCES := $(wildcard bcpformat benchmarks conformance examples fuzz tests)
 
-.PHONY: help venv demo test check lint types layers fuzz bench layouts clean
+BENCH_DIR ?= .
+
+.PHONY: bench-ranks help venv demo test check lint types layers fuzz bench layouts clean
 
 help:
 	@echo "venv    create $(VENV) with everything development needs"
@@ -18,6 +20,7 @@ help:
 	@echo "check   lint, types, layers, then all tests"
 	@echo "fuzz    feed the readers damaged bytes"
 	@echo "bench   measure against the raw speed of this machine"
+	@echo "bench-ranks   the same for several processes, beside PyTorch DCP; BENCH_DIR=..."
 	@echo "layouts save in every parallel layout, load in every other, update the table in the README"
 	@echo "clean   remove caches and build outputs; $(VENV) stays"
 
@@ -58,6 +61,9 @@ $(VENV)/.stamp-fuzz: $(VENV)/.stamp
 	@echo "installing bcpformat[fuzz]"
 	@$(PIP) install -e '.[fuzz]'
 	@touch $@
+
+bench-ranks: venv
+	@$(BIN)/python benchmarks/ranks.py --dir $(BENCH_DIR)
 
 bench: venv
 	@$(BIN)/bcpformat bench
