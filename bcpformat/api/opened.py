@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import EllipsisType, TracebackType
+from types import EllipsisType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from bcpformat.engine.partial import ManifestReader
 from bcpformat.engine.sink import Destinations
 from bcpformat.errors import InvalidArgumentError, StateError
 from bcpformat.model.checks import CODEC_RAW
+from bcpformat.model.closing import Closing
 from bcpformat.model.dtypes import DType, unpack_subbyte
 from bcpformat.model.manifest import Manifest, Value, ints
 from bcpformat.model.progress import silent
@@ -152,7 +153,7 @@ class TensorView:
             reader.for_each_task(plan, check)
 
 
-class Checkpoint(Mapping[str, TensorView]):
+class Checkpoint(Mapping[str, TensorView], Closing):
     """An open checkpoint: a mapping from the names of its tensors to views.
 
     Use it in a `with` statement.  Aliases are names too.
@@ -244,17 +245,6 @@ class Checkpoint(Mapping[str, TensorView]):
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @own_failures()

@@ -15,6 +15,7 @@ from bcpformat.api.save import write
 from bcpformat.cli.bench_measure import Case, evict, make_durable
 from bcpformat.cli.bench_raw import RawFile
 from bcpformat.cli.bench_state import Arrays, check_equal, clear, flat, total_bytes, zeros_like
+from bcpformat.model.closing import Closing
 
 OURS = "bcpformat"
 
@@ -36,7 +37,7 @@ class Library:
     loads: Mapping[str, Callable[[str], None]]
 
 
-class Contest:
+class Contest(Closing):
     """One state, a target of the same shapes, and all that can write and read them."""
 
     def __init__(self, folder: str, arrays: Arrays) -> None:
@@ -204,12 +205,6 @@ class Contest:
         """Delete the files and free the buffers."""
         self.empty()
         self.raw.close()
-
-    def __enter__(self) -> Contest:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def notes(self, *sentences: str) -> list[str]:
         """Return sentences below a table, and those that every table needs."""

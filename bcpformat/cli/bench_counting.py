@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 import os
 import threading
-from types import TracebackType
 
+from bcpformat.model.closing import Closing
 from bcpformat.storage import ObjectInfo, ObjectReader, ObjectWriter, Store, WritableBytes
 
 
@@ -87,7 +87,7 @@ class CountingStore:
         return self._inner.children()
 
 
-class _Reader:
+class _Reader(Closing):
     """A reader whose reads are recorded."""
 
     def __init__(self, inner: ObjectReader, store: CountingStore) -> None:
@@ -116,17 +116,6 @@ class _Reader:
 
     def close(self) -> None:
         self._inner.close()
-
-    def __enter__(self) -> _Reader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def kernel_bytes_read() -> int | None:

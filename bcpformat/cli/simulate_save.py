@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from bcpformat.cli.bench_report import Say
 from bcpformat.cli.simulate_mesh import spread_ranks
-from bcpformat.cli.simulate_part import ATTEMPT_ID, part_of
+from bcpformat.cli.simulate_part import ATTEMPT_ID, simulated_part
 from bcpformat.cli.simulate_state import STEP, Job, encoded
 from bcpformat.codec.digest import document_digest
 from bcpformat.engine.collector import paused_collector
@@ -139,7 +139,7 @@ def rank_seconds(job: Job, planned: Planned, *, tile: Tile) -> list[float]:
         state = encoded(value)
         layout = layout_of(state)
         _encoded_layout(layout)
-        encode_part(part_of(rank, state, layout, planned.assignments[rank], tile=tile))
+        encode_part(simulated_part(rank, state, layout, planned.assignments[rank], tile=tile))
         seconds.append(time.process_time() - start)
     return seconds
 
@@ -198,7 +198,7 @@ def _records(job: Job, planned: Planned, say: Say, tile: Tile) -> Iterator[bytes
         if not rank % _EVERY:
             say(f"part record of rank {rank} of {len(job.mesh)}")
         state = job.encoded(rank)
-        yield encode_part(part_of(rank, state, layout_of(state), assignment, tile=tile))
+        yield encode_part(simulated_part(rank, state, layout_of(state), assignment, tile=tile))
 
 
 def _merged(job: Job, records: Iterator[bytes]) -> tuple[Manifest, int]:

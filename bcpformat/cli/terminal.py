@@ -11,9 +11,9 @@ import sys
 import time
 from datetime import UTC, datetime, timedelta
 from threading import Lock
-from types import TracebackType
 from typing import TextIO
 
+from bcpformat.model.closing import Closing
 from bcpformat.model.names import display
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -109,7 +109,7 @@ class Style:
         return f"\x1b[{code}m{text}\x1b[0m" if self._enabled else text
 
 
-class Progress:
+class Progress(Closing):
     """A bar on stderr, if that is a terminal; call it with numbers of bytes, from any thread.
 
     Example:
@@ -153,17 +153,6 @@ class Progress:
         if self._visible:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._visible = False
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _is_terminal(stream: TextIO) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from types import TracebackType
 
 from bcpformat.errors import ErrorCode, ObjectNotFoundError, StateError, error_for
 from bcpformat.model.checks import check_manifest
+from bcpformat.model.closing import Closing
 from bcpformat.model.limits import Limits
 from bcpformat.model.manifest import MANIFEST_KEY, Manifest
 from bcpformat.storage.store import ObjectReader, Store
@@ -27,7 +27,7 @@ GAP_BYTES = 2**16
 """Sections that lie this near are fetched together, with what is between them."""
 
 
-class ManifestBytes:
+class ManifestBytes(Closing):
     """The bytes of one manifest: the first 1 MiB, and of a larger one the sections asked for.
 
     A larger one is opened once more and read through that handle alone, after its root has said
@@ -152,17 +152,6 @@ class ManifestBytes:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-
-    def __enter__(self) -> ManifestBytes:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def read_manifest_bytes(store: Store, *, limits: Limits) -> bytes:

@@ -18,6 +18,7 @@ from bcpformat.engine.load import ManifestBytes
 from bcpformat.engine.section_reader import Head, SectionReader, Tree, raise_first
 from bcpformat.errors import FormatError
 from bcpformat.model.checks import check_excerpt, check_manifest
+from bcpformat.model.closing import Closing
 from bcpformat.model.excerpt import Excerpt, empty_runs, take_per_rank
 from bcpformat.model.limits import Limits
 from bcpformat.model.manifest import (
@@ -44,7 +45,7 @@ MOST_EXCERPTS = 64
 """After so many, all of a manifest takes less time than more of them."""
 
 
-class ManifestReader:
+class ManifestReader(Closing):
     """The manifest of one checkpoint, of which a large one is read as far as somebody asks.
 
     Every row that it hands out passed all rules, but for those about what is absent from an
@@ -212,12 +213,6 @@ class ManifestReader:
     def close(self) -> None:
         """Close the manifest; what has been read can still be asked for."""
         self._bytes.close()
-
-    def __enter__(self) -> ManifestReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read_tree(self) -> Tree:
         with self._lock:

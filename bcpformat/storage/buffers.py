@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bcpformat.errors import InvalidArgumentError, StateError
+from bcpformat.model.closing import Closing
 
 
-class AlignedBuffer:
+class AlignedBuffer(Closing):
     """Page-aligned zeroed memory of this process, outside Python's allocator.
 
     Attributes:
@@ -95,14 +96,8 @@ class AlignedBuffer:
         """Give the memory back once no view of it is left; a second call does nothing."""
         self._array = None
 
-    def __enter__(self) -> AlignedBuffer:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class BufferPool:
+class BufferPool(Closing):
     """A fixed number of equal buffers; who finds none waits, which is the back-pressure.
 
     Buffers are made warm when first needed, and the last one released is the next one given:
@@ -214,12 +209,6 @@ class BufferPool:
     def _check_open(self) -> None:
         if self._closed:
             raise StateError(f"the pool of {self.num} buffers of {self.nbytes} bytes is closed")
-
-    def __enter__(self) -> BufferPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 _pools: dict[tuple[int, int, int], BufferPool] = {}

@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from bcpformat.errors import StateError, StorageError
+from bcpformat.model.closing import Closing
 from bcpformat.storage.arguments import (
     byte_view,
     check_alignment,
@@ -25,7 +26,7 @@ _WRITE_BACK_BYTES = 1 << 20
 _UNMAPPABLE = frozenset({errno.ENODEV, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
-class LocalReader:
+class LocalReader(Closing):
     """A local file, open for reading.
 
     Thread safety: as `ObjectReader` says.
@@ -107,17 +108,6 @@ class LocalReader:
         # Nothing was written: an error of closing says nothing about what was read.
         with suppress(OSError):
             self._descriptor.close()
-
-    def __enter__(self) -> LocalReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class LocalWriter:

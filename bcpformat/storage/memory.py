@@ -7,6 +7,7 @@ import threading
 from types import TracebackType
 
 from bcpformat.errors import ObjectExistsError, ObjectNotFoundError, StateError
+from bcpformat.model.closing import Closing
 from bcpformat.storage.arguments import (
     byte_view,
     check_alignment,
@@ -129,7 +130,7 @@ class MemoryStore:
         return ObjectNotFoundError(f"no object {key!r} in {self.describe()!r}", key=key)
 
 
-class MemoryReader:
+class MemoryReader(Closing):
     """An object of a `MemoryStore`, as it was when it was opened."""
 
     alignment = 1
@@ -167,17 +168,6 @@ class MemoryReader:
         if data is None:
             raise StateError(f"object {self.key!r} is closed")
         return data
-
-    def __enter__(self) -> MemoryReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class MemoryWriter:

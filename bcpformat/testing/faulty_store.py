@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from bcpformat.errors import StorageError
+from bcpformat.model.closing import Closing
 from bcpformat.storage.arguments import byte_view
 from bcpformat.storage.buffers import AlignedBuffer
 from bcpformat.storage.store import (
@@ -236,7 +237,7 @@ class _Trace:
         )
 
 
-class _Reader:
+class _Reader(Closing):
     """A reader whose operations are recorded."""
 
     def __init__(self, inner: ObjectReader, full_key: str, trace: _Trace) -> None:
@@ -272,17 +273,6 @@ class _Reader:
 
     def close(self) -> None:
         self._inner.close()
-
-    def __enter__(self) -> _Reader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _Writer:

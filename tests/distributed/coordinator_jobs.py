@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -19,10 +18,10 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore
 
 from bcpformat.engine.coordinator import Coordinator
-from bcpformat.errors import BcpError
 from bcpformat.model.manifest import ints
 from bcpformat.testing.coordinator_suite import COORDINATOR_CHECKS
 from bcpformat.torch.coordinator import TorchCoordinator, coordinator_for, join_store
+from tests.distributed.errors_of import error_of
 from tests.distributed.worker import Member
 
 _PATIENT_S = 60.0
@@ -58,7 +57,7 @@ def sub_groups(member: Member) -> dict[str, Any]:
     with member.default_group():
         groups = [dist.new_group([2, 3]), dist.new_group([2, 3])]
         if member.rank not in (2, 3):
-            found["error"] = _error(lambda: coordinator_for(groups[0]))
+            found["error"] = error_of(lambda: coordinator_for(groups[0]))
             return found
         ends = [coordinator_for(group) for group in groups]
         for number, end in enumerate(ends):
@@ -68,7 +67,7 @@ def sub_groups(member: Member) -> dict[str, Any]:
         found["totals"] = [_total(end, member.rank) for end in ends]
         found["taken"] = [end.take("key", timeout_s=_PATIENT_S) for end in ends]
         if member.rank == 2:
-            found["error"] = _error(lambda: _total(ends[0], 1, timeout_s=_SHORT_S))
+            found["error"] = error_of(lambda: _total(ends[0], 1, timeout_s=_SHORT_S))
             member.say("failed")
         member.hear("failed", [2])
         return found
@@ -153,7 +152,7 @@ def late_rank(member: Member) -> dict[str, Any]:
         _total(end, 1)
         if member.rank == 1:
             member.hear("over", others)
-        error = _error(lambda: _total(end, 1, timeout_s=_SHORT_S))
+        error = error_of(lambda: _total(end, 1, timeout_s=_SHORT_S))
         member.say("over")
         _train()  # the training's own group is as good as before
         renewed = coordinator_for(None)
@@ -168,7 +167,7 @@ def late_to_join(member: Member, late: int) -> dict[str, Any]:
         if member.rank == late:
             member.hear("over", others)
         else:
-            error = _error(lambda: coordinator_for(None, timeout_s=_SHORT_S))
+            error = error_of(lambda: coordinator_for(None, timeout_s=_SHORT_S))
             member.say("over")
         return {"error": error, "total": _total(coordinator_for(None), 1)}
 
@@ -180,7 +179,7 @@ def killed(member: Member) -> dict[str, Any]:
     if member.rank == member.size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     start = time.monotonic()
-    error = _error(lambda: _total(end, 1, timeout_s=20.0))
+    error = error_of(lambda: _total(end, 1, timeout_s=20.0))
     return {"error": error, "seconds": time.monotonic() - start}
 
 
@@ -198,7 +197,7 @@ def killed_within(member: Member) -> BaseException | None:
         ended = os.pidfd_open(int(member.store.get("pid")))
         select.select([ended], [], [])
         os.close(ended)
-    return _error(lambda: _total(end, 1))
+    return error_of(lambda: _total(end, 1))
 
 
 def silent_store(member: Member) -> dict[str, Any]:
@@ -221,9 +220,9 @@ def silent_store(member: Member) -> dict[str, Any]:
     ):
         os.kill(pid, number)
         start = time.monotonic()
-        found[what] = _error(lambda end=end: end.take("key", timeout_s=0.0))
+        found[what] = error_of(lambda end=end: end.take("key", timeout_s=0.0))
         found[f"{what}_seconds"] = time.monotonic() - start
-    found["put"] = _error(lambda: ends[0].put("other", b"abc"))
+    found["put"] = error_of(lambda: ends[0].put("other", b"abc"))
     found["are_broken"] = [end.is_broken for end in ends]
     return found
 
@@ -239,11 +238,3 @@ def _joined(member: Member) -> TorchCoordinator:
 
 def _total(end: Coordinator, value: int, *, timeout_s: float = _PATIENT_S) -> int:
     return int(end.total(ints([value]), timeout_s=timeout_s)[0])
-
-
-def _error(act: Callable[[], object]) -> BcpError | None:
-    try:
-        act()
-    except BcpError as error:
-        return error
-    return None

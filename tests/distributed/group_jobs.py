@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 import bcpformat
 from bcpformat import LocalStore, Shard, WriteOptions
-from bcpformat.errors import BcpError
+from tests.distributed.errors_of import error_of
 from tests.distributed.worker import Member
 
 _PATIENT = WriteOptions(timeout_s=120.0)
@@ -44,7 +43,7 @@ def sub_group(member: Member, place: str) -> dict[str, Any]:
         first = 0 if member.rank == 2 else 4
         rows = torch.arange(first, min(first + 4, _ROWS))
         state = {"rows": Shard(rows, global_shape=(_ROWS,), origin=(first,)), "epoch": 3}
-        found["error"] = _error(
+        found["error"] = error_of(
             lambda: bcpformat.write(store, state, group=group, options=_PATIENT)
         )
         found["has_published"] = store.has_published
@@ -66,11 +65,11 @@ def replicas(member: Member, place: str) -> dict[str, Any]:
         tensor = DTensor.from_local(local, mesh, [Replicate()], run_check=False)
         full = WriteOptions(replicas="full", timeout_s=_PATIENT.timeout_s)
         return {
-            "trusted": _error(
+            "trusted": error_of(
                 lambda: bcpformat.write(f"{place}/trusted", {"w": tensor}, options=_PATIENT)
             ),
-            "full": _error(lambda: bcpformat.write(f"{place}/full", {"w": tensor}, options=full)),
-            "equal": _error(
+            "full": error_of(lambda: bcpformat.write(f"{place}/full", {"w": tensor}, options=full)),
+            "equal": error_of(
                 lambda: bcpformat.write(
                     f"{place}/equal", {"w": tensor.detach().clone().zero_()}, options=full
                 )
@@ -89,18 +88,10 @@ def late(member: Member, place: str) -> dict[str, Any]:
         else:
             short = WriteOptions(timeout_s=_SHORT_S)
             start = time.monotonic()
-            found["error"] = _error(lambda: bcpformat.write(place, state, options=short))
+            found["error"] = error_of(lambda: bcpformat.write(place, state, options=short))
             found["seconds"] = time.monotonic() - start
             member.say("over")
-        found["next"] = _error(lambda: bcpformat.write(place, state, options=_PATIENT))
+        found["next"] = error_of(lambda: bcpformat.write(place, state, options=_PATIENT))
         dist.barrier()
     found["whole"] = bcpformat.read(place)["w"].tolist()
     return found
-
-
-def _error(act: Callable[[], object]) -> BcpError | None:
-    try:
-        act()
-    except BcpError as error:
-        return error
-    return None

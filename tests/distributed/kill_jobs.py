@@ -28,6 +28,7 @@ from bcpformat.errors import BcpError
 from bcpformat.model.manifest import Ints
 from bcpformat.storage.store import ObjectWriter, ReadableBytes
 from bcpformat.torch.coordinator import TorchCoordinator, join_store
+from tests.distributed.errors_of import error_of
 from tests.distributed.worker import Member
 
 TIMEOUT_S = 4.0
@@ -326,7 +327,7 @@ def _be_lost(own: Member, scenario: Scenario, place: str) -> BcpError | None:
         own.store.set("port", str(store.port))
     doom = _Doom(scenario, own)
     end = _joined(store, own.rank, range(RANKS))
-    return _error(lambda: _save(_DoomedStore(place, doom), _DoomedEnd(end, doom), number=1))
+    return error_of(lambda: _save(_DoomedStore(place, doom), _DoomedEnd(end, doom), number=1))
 
 
 def _survive(own: Member, scenario: Scenario, place: str) -> Survival:
@@ -335,7 +336,7 @@ def _survive(own: Member, scenario: Scenario, place: str) -> Survival:
     if own.rank == 0:
         end = _SlowEnd(end)
     start = time.monotonic()
-    error = _error(lambda: _save(place, end, number=1))
+    error = error_of(lambda: _save(place, end, number=1))
     seconds = time.monotonic() - start
     own.say("over")
     own.hear("over", others)
@@ -344,7 +345,7 @@ def _survive(own: Member, scenario: Scenario, place: str) -> Survival:
     second = None
     if scenario.again:
         again = _joined(own.store, others.index(own.rank), others)
-        second = _error(lambda: _save(place, again, number=2))
+        second = error_of(lambda: _save(place, again, number=2))
     own.say("end")
     return Survival(error=error, seconds=seconds, left=left, read=read, second=second)
 
@@ -384,11 +385,3 @@ def _saver(place: str) -> int:
     assert state["w"].shape == (_ROWS, _COLUMNS)
     assert (state["w"] == number).all() and (state["b"] == number).all()
     return number
-
-
-def _error(act: Callable[[], object]) -> BcpError | None:
-    try:
-        act()
-    except BcpError as error:
-        return error
-    return None
