@@ -17,12 +17,12 @@ from bcpformat.api.selection import Filter, Rename
 from bcpformat.engine.collector import paused_collector
 from bcpformat.engine.coordinator import Coordinator
 from bcpformat.engine.meeting import (
-    WORD_BITS,
     Meeting,
     are_equal,
     convene,
     in_step,
     with_squares,
+    words_of,
 )
 from bcpformat.engine.options import ReadOptions
 from bcpformat.errors import DisagreementError, InvalidArgumentError
@@ -120,9 +120,8 @@ def _opened(
 
     def prepare() -> Ints:
         opened.append(stack.enter_context(Checkpoint(location, options=options)))
-        identity = int.from_bytes(opened[0].outline.root.attempt_id[:5], "little")
-        words = [identity & (1 << WORD_BITS) - 1, identity >> WORD_BITS, int(options.shared)]
-        return ints(with_squares(words))
+        identity = opened[0].outline.root.attempt_id
+        return ints(with_squares([*words_of(identity), int(options.shared)]))
 
     meeting, sums = convene(coordinator, prepare, width=6, timeout_s=options.timeout_s)
     *are_same, is_shared_alike = are_equal(sums.tolist(), meeting.size)

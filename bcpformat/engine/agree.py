@@ -17,7 +17,7 @@ import numpy as np
 
 from bcpformat.codec.digest import document_digest
 from bcpformat.engine.coordinator import Coordinator
-from bcpformat.engine.meeting import WORD_BITS, Meeting, are_equal, convene, with_squares
+from bcpformat.engine.meeting import Meeting, are_equal, convene, with_squares, words_of
 from bcpformat.errors import BcpError, CoordinationError, DisagreementError
 from bcpformat.model.limits import DOCUMENT_DEPTH
 from bcpformat.model.manifest import Ints, Value, ints
@@ -102,8 +102,7 @@ def agree(
         mine.layout = _encoded(layout.to_columns())
         mine.fingerprint = document_digest(mine.layout)
         mine.number, mine.assignment = memory.find(mine.fingerprint)
-        call = int.from_bytes(document_digest(_encoded(mine.call))[:5], "little")
-        equal = [mine.number, call & (1 << WORD_BITS) - 1, call >> WORD_BITS]
+        equal = [mine.number, *words_of(document_digest(_encoded(mine.call)))]
         return ints([mine.number == 0, *with_squares(equal)])
 
     meeting, sums = convene(coordinator, numbers, width=7, timeout_s=timeout_s)

@@ -270,6 +270,20 @@ WORD_BITS = 20
 """Numbers that are compared have at most so many bits: the sum of 2^23 squares is below 2^63."""
 
 
+def words_of(digest: bytes) -> list[int]:
+    """Return 40 bits of a digest or an id as two numbers to compare.
+
+    Args:
+        digest: At least 5 bytes.
+
+    Example:
+        >>> words_of(bytes([1, 0, 16, 0, 0]))
+        [1, 1]
+    """
+    bits = int.from_bytes(digest[:5], "little")
+    return [bits & (1 << WORD_BITS) - 1, bits >> WORD_BITS]
+
+
 def with_squares(values: Sequence[int]) -> list[int]:
     """Return numbers and their squares, to be summed over all ranks.
 
